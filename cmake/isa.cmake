@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+# The only place with instruction-set flags. A source file named after an ISA gets that ISA's flags; every other file is
+# built for the baseline (x86-64 without extensions). Each name is a set of features: see src/cpu/features.h.
+set(QUERN_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
+set(QUERN_ISA_FLAGS_avxvnni -mavx2 -mfma -mf16c -mavxvnni)
+set(QUERN_ISA_FLAGS_avx512vnni -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+    # g++ 12 warns about its own undefined-value intrinsics.
+    -Wno-maybe-uninitialized -Wno-uninitialized)
+
+# quern_set_isa_flags(files...): by file name x86_<isa>.cc
+function(quern_set_isa_flags)
+  foreach(file ${ARGN})
+    get_filename_component(stem ${file} NAME_WE)
+    if(stem MATCHES "^x86_(.+)$")
+      if(NOT DEFINED QUERN_ISA_FLAGS_${CMAKE_MATCH_1})
+        message(FATAL_ERROR "unknown instruction set in file name ${file}")
+      endif()
+      set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS ${QUERN_ISA_FLAGS_${CMAKE_MATCH_1}})
+    endif()
+  endforeach()
+endfunction()

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Owns how the program writes: standard output with its failures, JSON text, and progress on a terminal.
+// Does not own what is written.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "base/error.h"
+
+namespace quern::cli {
+
+using Json = nlohmann::ordered_json;
+
+// Writes to standard output and flushes. Errors: io.
+Result<void> write_out(std::string_view bytes);
+// The same with one line break behind it when standard output is a terminal: text itself stays as it is.
+Result<void> end_text();
+// One object on one line.
+Result<void> write_json(const Json& json);
+
+// Names from files may be any bytes; JSON is UTF-8. Bytes that are not become \xNN in the text.
+std::string json_text(std::string_view bytes);
+// The shortest decimal that reads back as `value`, as a JSON number.
+double json_number(float value);
+
+// All bytes of a file or, for "-", of standard input. Errors: io.
+Result<std::string> read_all(const std::string& path);
+
+// One line on standard error that is rewritten in place; silent unless standard error is a terminal.
+class Progress {
+ public:
+  Progress();
+  ~Progress() { clear(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void show(std::string_view line);
+  void clear();
+
+ private:
+  bool terminal_;
+  bool shown_ = false;
+};
+
+}  // namespace quern::cli

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Owns every large allocation of quern: whole pages from the system, tagged by purpose and counted, so that memory can
+// be accounted for and gates can look at one kind of it. Small objects use the ordinary heap.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "base/checked.h"
+#include "base/error.h"
+
+namespace quern::cpu {
+
+enum class MemoryTag : uint8_t { weights, cache, workspace, logits };
+inline constexpr int kMemoryTags = 4;
+std::string_view memory_tag_name(MemoryTag tag);
+
+// Move-only block of zeroed memory, page aligned, on huge pages where the system grants them. Counted under its tag from
+// allocation to destruction.
+class Buffer {
+ public:
+  // Errors: no_memory, with the size and the tag. Zero bytes give an empty buffer with data() == nullptr.
+  static Result<Buffer> allocate(size_t bytes, MemoryTag tag);
+
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+
+  void* data() const { return data_; }
+  size_t size() const { return size_; }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+  MemoryTag tag_ = MemoryTag::workspace;
+};
+
+// In bytes of whole pages.
+struct MemoryUsage {
+  std::array<size_t, kMemoryTags> current{};
+  std::array<size_t, kMemoryTags> peak{};
+  std::array<uint64_t, kMemoryTags> allocations{};  // how many Buffers were made under the tag
+  size_t largest_weights_bytes = 0;                 // the largest single weights allocation so far
+};
+
+// Process-wide counters; safe from any thread.
+MemoryUsage memory_usage();
+
+// Bump allocator for the scratch memory of one forward pass. Grows by whole buffers, keeps them between passes, and so
+// allocates nothing in the steady state. Not thread-safe: the thread that runs the pass takes memory, workers only use it.
+class Arena {
+ public:
+  explicit Arena(MemoryTag tag = MemoryTag::workspace);
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // 64-byte aligned, not zeroed, valid until the enclosing Scope ends. Errors: no_memory.
+  Result<void*> take(size_t bytes);
+  template <class T>
+  Result<T*> take(size_t count) {
+    const auto bytes = checked_mul(count, sizeof(T));
+    // The largest size asks for more than any system has, so the error is the ordinary one.
+    auto p = take(bytes.value_or(SIZE_MAX));
+    if (!p.ok()) return std::move(p).error();
+    return static_cast<T*>(*p);
+  }
+
+  // Everything taken after the construction of a Scope is given back at its end.
+  class Scope {
+   public:
+    explicit Scope(Arena& arena);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Arena& arena_;
+    size_t block_;
+    size_t offset_;
+  };
+
+  size_t capacity_bytes() const;
+  size_t peak_bytes() const;  // the most that was in use at once, each piece rounded up to its alignment
+
+ private:
+  struct State;
+  State* state_;
+  friend class Scope;
+};
+
+}  // namespace quern::cpu

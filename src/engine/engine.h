@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Owns an opened model ready for use: compute threads, model line and tokenizer. With session.h the whole surface for
+// programs. Does not own timelines (session.h) or how anything is shown.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.h"
+#include "cpu/memory.h"
+#include "engine/sampler.h"
+#include "model/line.h"
+#include "text/tokenizer.h"
+
+namespace quern::engine {
+
+class Session;
+
+struct EngineOptions {
+  int threads = 0;        // 0: the usable physical cores
+  bool profile = false;   // measure the time of every node
+  bool with_text = true;  // false: no tokenizer is read, and there is no text in or out
+};
+
+// Bytes. The process-wide figures count every engine of the process.
+struct EngineMemory {
+  model::MemoryReport model;
+  cpu::MemoryUsage process;
+  size_t peak_resident = 0;
+};
+
+// Immutable after opening: every call may come from any thread. Opened instruction sets follow QUERN_ISA.
+class Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  // Errors: what model::open_line() and text::Tokenizer::load() give; bad_model when the tokenizer has ids that the model
+  // has not; bad_request for a QUERN_ISA that the machine does not have.
+  static Result<std::shared_ptr<const Engine>> open(const std::filesystem::path& folder, const EngineOptions& options);
+  ~Engine();
+
+  const model::ModelInfo& info() const { return line_->info(); }
+  const model::Line& line() const { return *line_; }
+  int threads() const { return pool_->threads(); }
+  const cpu::Features& features() const { return features_; }
+  double load_ms() const { return load_ms_; }
+  EngineMemory memory() const;
+  std::vector<model::NodeReport> graph_report() const { return line_->graph_report(nullptr); }
+
+  // An empty timeline. Keeps the engine alive. Errors: no_memory.
+  Result<std::unique_ptr<Session>> new_session() const;
+
+  // Errors: those of text::Tokenizer::encode(); bad_request without a tokenizer.
+  Result<std::vector<int32_t>> encode(std::string_view utf8) const;
+  Result<std::string> decode(std::span<const int32_t> ids, bool skip_special = false) const;
+  const std::optional<text::Tokenizer>& tokenizer() const { return tokenizer_; }
+
+  // What the model's authors want. Errors: unsupported, naming what quern does not carry out.
+  Result<SamplingOptions> default_sampling() const;
+
+  // Ids that may be sampled are those in [0, sampled_ids()) but not in unsampled_ids(): the rest of the logits' columns
+  // have no text.
+  int32_t sampled_ids() const;
+  std::span<const int32_t> unsampled_ids() const { return unsampled_ids_; }
+
+ private:
+  Engine() = default;
+
+  cpu::Features features_;
+  std::unique_ptr<cpu::Pool> pool_;
+  std::unique_ptr<model::Line> line_;
+  std::optional<text::Tokenizer> tokenizer_;
+  std::vector<int32_t> unsampled_ids_;
+  double load_ms_ = 0;
+};
+
+}  // namespace quern::engine

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sessions on a tiny model: what is computed when, where generation ends, and what an error leaves behind.
+#include "engine/session.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "engine/engine.h"
+#include "model/tiny_qwen3.h"
+#include "tests/support/small_tokenizer.h"
+#include "text/utf8.h"
+
+namespace quern::engine {
+namespace {
+
+using test::TinyQwen3;
+
+constexpr int32_t kVocab = 320;
+constexpr int32_t kTextIds = 257;  // 256 bytes and one merge; the rest of the logits' columns have no text
+constexpr float kClose = 1e-4f;    // see qwen3_test.cc
+
+std::vector<int32_t> ids_of(int64_t count, int32_t first = 40) {
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  for (size_t i = 0; i < ids.size(); i++) ids[i] = static_cast<int32_t>((first + 37 * i) % kTextIds);
+  return ids;
+}
+
+class SessionTest : public testing::Test {
+ protected:
+  SessionTest() : scratch_("session_test") {}
+  void SetUp() override { engine_ = open({}); }
+
+  std::shared_ptr<const Engine> open(const TinyQwen3& model, int threads = 2) {
+    model.write(scratch_.path());
+    scratch_.file("tokenizer.json", test::small_tokenizer({{"a", "b"}}).dump());
+    EngineOptions options;
+    options.threads = threads;
+    auto engine = Engine::open(scratch_.path(), options);
+    if (!engine.ok()) {
+      ADD_FAILURE() << engine.error().message();
+      return nullptr;
+    }
+    return *engine;
+  }
+  std::unique_ptr<Session> session() { return engine_->new_session().value(); }
+  std::unique_ptr<Session> session(std::span<const int32_t> ids) {
+    auto s = session();
+    EXPECT_TRUE(s->append(ids).ok());
+    return s;
+  }
+  static GenerateOptions greedy(int32_t tokens) {
+    GenerateOptions options;
+    options.max_tokens = tokens;
+    options.sampling.greedy = true;
+    options.stop_ids.emplace();
+    return options;
+  }
+  std::vector<float> all_logits(Session& s, std::span<const int32_t> ids, const AppendOptions& options = {}) {
+    std::vector<float> logits(ids.size() * kVocab);
+    const auto done = s.logits(ids, logits, options);
+    EXPECT_TRUE(done.ok()) << done.error().message();
+    return logits;
+  }
+
+  test::ScratchFolder scratch_;
+  std::shared_ptr<const Engine> engine_;
+};
+
+TEST_F(SessionTest, GreedyTokensAreTheBestOfTheTeacherForcedRows) {
+  const auto prompt = ids_of(12);
+  auto s = session(prompt);
+  const auto generation = s->generate(greedy(20));
+  ASSERT_TRUE(generation.ok());
+  EXPECT_EQ(generation->token_ids.size(), 20u);
+  EXPECT_EQ(generation->finish_reason, FinishReason::length);
+  EXPECT_EQ(generation->timings.decode_tokens, 19);
+  std::vector<int32_t> all = prompt;
+  all.insert(all.end(), generation->token_ids.begin(), generation->token_ids.end());
+  EXPECT_TRUE(std::equal(all.begin(), all.end(), s->tokens().begin(), s->tokens().end()));
+  auto forced = session();
+  const auto rows = all_logits(*forced, all);
+  for (size_t i = 0; i < generation->token_ids.size(); i++) {
+    const auto row = std::span(rows).subspan((prompt.size() - 1 + i) * kVocab, kTextIds);
+    const float best = *std::max_element(row.begin(), row.end());
+    EXPECT_GE(row[static_cast<size_t>(generation->token_ids[i])], best - 2 * kClose) << "token " << i;
+  }
+}
+
+TEST_F(SessionTest, GeneratedTokenIsPartOfWhatFollows) {
+  auto s = session(ids_of(5));
+  const auto generation = s->generate(greedy(4));
+  ASSERT_TRUE(generation.ok());
+  const std::vector<int32_t> more = {7, 8};
+  const auto got = all_logits(*s, more);
+  std::vector<int32_t> all = ids_of(5);
+  all.insert(all.end(), generation->token_ids.begin(), generation->token_ids.end());
+  all.insert(all.end(), more.begin(), more.end());
+  auto fresh = session();
+  const auto expected = all_logits(*fresh, all);
+  for (size_t i = 0; i < got.size(); i++) {
+    ASSERT_NEAR(got[i], expected[expected.size() - got.size() + i], kClose) << i;
+  }
+}
+
+TEST_F(SessionTest, GenerationContinuesWhereItEnded) {
+  auto whole = session(ids_of(6)), parts = session(ids_of(6));
+  const auto expected = whole->generate(greedy(9))->token_ids;
+  auto got = parts->generate(greedy(4))->token_ids;
+  const auto rest = parts->generate(greedy(5))->token_ids;
+  got.insert(got.end(), rest.begin(), rest.end());
+  EXPECT_EQ(got, expected);
+}
+
+TEST_F(SessionTest, ChunksAgreeWithOnePieceAndReportProgress) {
+  const auto ids = ids_of(50);
+  auto whole = session(), chunked = session();
+  AppendOptions options;
+  options.chunk_tokens = 16;
+  std::vector<int64_t> done;
+  options.progress = [&](int64_t at, int64_t total) {
+    done.push_back(at);
+    EXPECT_EQ(total, 50);
+  };
+  const auto expected = all_logits(*whole, ids);
+  const auto got = all_logits(*chunked, ids, options);
+  EXPECT_EQ(done, (std::vector<int64_t>{16, 32, 48, 50}));
+  for (size_t i = 0; i < got.size(); i++) ASSERT_NEAR(got[i], expected[i], kClose) << i;
+  EXPECT_EQ(whole->generate(greedy(8))->token_ids, chunked->generate(greedy(8))->token_ids);
+}
+
+TEST_F(SessionTest, TooLongPromptIsRefusedWithBothNumbersAndChangesNothing) {
+  auto s = session(ids_of(10));
+  const auto forwards = s->counters().forwards;
+  const auto refused = s->append(ids_of(1015));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Errc::too_long);
+  EXPECT_NE(refused.error().message().find("1025"), std::string::npos) << refused.error().message();
+  EXPECT_NE(refused.error().message().find("1024"), std::string::npos);
+  EXPECT_EQ(s->tokens().size(), 10u);
+  EXPECT_EQ(s->counters().forwards, forwards);
+}
+
+TEST_F(SessionTest, IdOutOfRangeIsRefusedByPosition) {
+  auto s = session();
+  for (const int32_t bad : {kVocab, -1}) {
+    const auto refused = s->append(std::array{1, bad});
+    ASSERT_FALSE(refused.ok());
+    EXPECT_EQ(refused.error().code, Errc::bad_request);
+    EXPECT_NE(refused.error().message().find("token 1"), std::string::npos) << refused.error().message();
+    EXPECT_NE(refused.error().message().find("319"), std::string::npos) << refused.error().message();
+  }
+  EXPECT_TRUE(s->tokens().empty());
+  EXPECT_EQ(s->counters().forwards, 0u);
+}
+
+TEST_F(SessionTest, FullContextEndsGenerationAsLength) {
+  auto s = session(ids_of(1022));
+  const auto generation = s->generate(greedy(10));
+  ASSERT_TRUE(generation.ok()) << generation.error().message();
+  // Two more positions, and one token chosen after the last.
+  EXPECT_EQ(generation->token_ids.size(), 3u);
+  EXPECT_EQ(generation->finish_reason, FinishReason::length);
+  EXPECT_EQ(s->append(std::array{1}).error().code, Errc::too_long);
+}
+
+TEST_F(SessionTest, StopIdEndsGenerationAndGivesNoText) {
+  auto probe = session(ids_of(4));
+  const auto free_run = probe->generate(greedy(8))->token_ids;
+  auto s = session(ids_of(4));
+  GenerateOptions options = greedy(8);
+  options.stop_ids = {{free_run[3]}};
+  const auto at = std::find(free_run.begin(), free_run.end(), free_run[3]);
+  const auto generation = s->generate(options);
+  ASSERT_TRUE(generation.ok());
+  EXPECT_EQ(generation->finish_reason, FinishReason::stop);
+  EXPECT_EQ(generation->token_ids, std::vector<int32_t>(free_run.begin(), at + 1));
+  EXPECT_EQ(generation->text, *engine_->decode(std::span(generation->token_ids).first(generation->token_ids.size() - 1)));
+}
+
+TEST_F(SessionTest, ModelsOwnStopIdsAreTheDefault) {
+  auto probe = session(ids_of(4));
+  const int32_t first = probe->generate(greedy(1))->token_ids[0];
+  TinyQwen3 model;
+  model.edit_config = [&](nlohmann::json& json) { json["model"]["eos_token_id"] = first; };
+  engine_ = open(model);
+  auto s = session(ids_of(4));
+  GenerateOptions options = greedy(8);
+  options.stop_ids.reset();
+  EXPECT_EQ(s->generate(options)->finish_reason, FinishReason::stop);
+}
+
+TEST_F(SessionTest, IdsWithoutTextAreNeverChosen) {
+  auto s = session(ids_of(3));
+  GenerateOptions options = greedy(300);
+  options.sampling = {};
+  options.sampling.temperature = 100;  // nearly every id is equally likely
+  const auto generation = s->generate(options);
+  ASSERT_TRUE(generation.ok());
+  EXPECT_GT(std::set<int32_t>(generation->token_ids.begin(), generation->token_ids.end()).size(), 100u);
+  for (const int32_t id : generation->token_ids) ASSERT_LT(id, kTextIds);
+}
+
+TEST_F(SessionTest, SameSeedSameTokensOnAnyNumberOfThreads) {
+  GenerateOptions options = greedy(40);
+  options.sampling = {};
+  options.sampling.seed = 9;
+  const auto expected = session(ids_of(30))->generate(options)->token_ids;
+  EXPECT_EQ(session(ids_of(30))->generate(options)->token_ids, expected);
+  engine_ = open({}, 1);
+  EXPECT_EQ(session(ids_of(30))->generate(options)->token_ids, expected);
+  options.sampling.seed = 10;
+  EXPECT_NE(session(ids_of(30))->generate(options)->token_ids, expected);
+}
+
+TEST_F(SessionTest, StreamedTextIsTheWholeTextInWholeCharacters) {
+  auto s = session(ids_of(3));
+  GenerateOptions options = greedy(60);
+  options.sampling = {};
+  std::string streamed;
+  int calls = 0;
+  options.on_token = [&](std::string_view text, int32_t) {
+    EXPECT_FALSE(text::find_invalid_utf8(text).has_value());
+    streamed += text;
+    calls++;
+    return true;
+  };
+  const auto generation = s->generate(options);
+  ASSERT_TRUE(generation.ok());
+  EXPECT_EQ(streamed, generation->text);
+  EXPECT_EQ(generation->text, *engine_->decode(generation->token_ids));
+  EXPECT_GE(calls, 60);
+}
+
+TEST_F(SessionTest, CallerEndsGenerationAtAToken) {
+  auto s = session(ids_of(3));
+  GenerateOptions options = greedy(60);
+  int calls = 0;
+  options.on_token = [&](std::string_view, int32_t) { return ++calls < 3; };
+  const auto generation = s->generate(options);
+  ASSERT_TRUE(generation.ok());
+  EXPECT_EQ(generation->finish_reason, FinishReason::cancelled);
+  EXPECT_EQ(generation->token_ids.size(), 3u);
+}
+
+TEST_F(SessionTest, CancelledPromptLeavesTheSessionAsItWas) {
+  auto s = session(ids_of(5)), untouched = session(ids_of(5));
+  std::atomic<bool> cancel{false};
+  AppendOptions options;
+  options.chunk_tokens = 8;
+  options.cancel = &cancel;
+  options.progress = [&](int64_t done, int64_t) {
+    if (done >= 16) cancel = true;
+  };
+  const auto cancelled = s->append(ids_of(40, 3), options);
+  ASSERT_FALSE(cancelled.ok());
+  EXPECT_EQ(cancelled.error().code, Errc::cancelled);
+  EXPECT_EQ(s->tokens().size(), 5u);
+  EXPECT_EQ(s->generate(greedy(6))->token_ids, untouched->generate(greedy(6))->token_ids);
+}
+
+TEST_F(SessionTest, RaisedFlagEndsGeneration) {
+  auto s = session(ids_of(5));
+  std::atomic<bool> cancel{true};
+  GenerateOptions options = greedy(6);
+  options.cancel = &cancel;
+  const auto generation = s->generate(options);
+  ASSERT_TRUE(generation.ok());
+  EXPECT_EQ(generation->finish_reason, FinishReason::cancelled);
+  EXPECT_TRUE(generation->token_ids.empty());
+}
+
+TEST_F(SessionTest, RewoundAndForkedSessionsContinueAlike) {
+  auto s = session(ids_of(20));
+  const auto expected = s->generate(greedy(6))->token_ids;
+  ASSERT_TRUE(s->rewind(20).ok());
+  auto copy = s->fork().value();
+  EXPECT_EQ(s->generate(greedy(6))->token_ids, expected);
+  EXPECT_EQ(copy->generate(greedy(6))->token_ids, expected);
+  EXPECT_EQ(s->rewind(27).error().code, Errc::bad_request);
+  s->reset();
+  EXPECT_TRUE(s->tokens().empty());
+  EXPECT_EQ(s->generate(greedy(1)).error().code, Errc::bad_request);
+}
+
+TEST_F(SessionTest, NotANumberInTheWeightsIsABadModel) {
+  // A weight of the final norm: norms are the only initializers that start with two ones.
+  std::fstream file(scratch_.path() / "model.onnx", std::ios::in | std::ios::out | std::ios::binary);
+  const std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  const std::string ones = std::string("\0\0\x80\x3f", 4) + std::string("\0\0\x80\x3f", 4);
+  const size_t at = bytes.rfind(ones);
+  ASSERT_NE(at, std::string::npos);
+  file.clear();
+  file.seekp(static_cast<std::streamoff>(at));
+  file.write("\0\0\xc0\x7f", 4);
+  file.close();
+  EngineOptions options;
+  auto engine = Engine::open(scratch_.path(), options);
+  if (!engine.ok()) {
+    EXPECT_EQ(engine.error().code, Errc::bad_model);
+    return;
+  }
+  auto s = (*engine)->new_session().value();
+  ASSERT_TRUE(s->append(ids_of(3)).ok());
+  const auto generation = s->generate(greedy(3));
+  ASSERT_FALSE(generation.ok());
+  EXPECT_EQ(generation.error().code, Errc::bad_model);
+}
+
+TEST_F(SessionTest, TokenizerWithMoreIdsThanTheModelIsABadModel) {
+  TinyQwen3 model;
+  model.vocab = 256;
+  model.write(scratch_.path());
+  const auto engine = Engine::open(scratch_.path(), {});
+  ASSERT_FALSE(engine.ok());
+  EXPECT_EQ(engine.error().code, Errc::bad_model);
+  EXPECT_NE(engine.error().message().find("256"), std::string::npos) << engine.error().message();
+}
+
+TEST_F(SessionTest, MissingTokenizerMattersOnlyForText) {
+  std::filesystem::remove(scratch_.path() / "tokenizer.json");
+  EXPECT_EQ(Engine::open(scratch_.path(), {}).error().code, Errc::bad_model);
+  EngineOptions options;
+  options.with_text = false;
+  const auto engine = Engine::open(scratch_.path(), options);
+  ASSERT_TRUE(engine.ok()) << engine.error().message();
+  EXPECT_EQ((*engine)->encode("x").error().code, Errc::bad_request);
+  EXPECT_EQ((*engine)->sampled_ids(), kVocab);
+}
+
+TEST_F(SessionTest, GenerationSettingsThatAreNotCarriedOutAreNotIgnored) {
+  TinyQwen3 model;
+  model.edit_config = [](nlohmann::json& json) { json["search"]["repetition_penalty"] = 1.5; };
+  engine_ = open(model);
+  const auto sampling = engine_->default_sampling();
+  ASSERT_FALSE(sampling.ok());
+  EXPECT_EQ(sampling.error().code, Errc::unsupported);
+  EXPECT_NE(sampling.error().message().find("repetition_penalty 1.5"), std::string::npos) << sampling.error().message();
+}
+
+}  // namespace
+}  // namespace quern::engine

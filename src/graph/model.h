@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Owns a loaded graph: the file, the prepared operators and constants, and who executes each node. Immutable after
+// loading, shared by any number of Runners on any threads. Does not own invocations (runner.h).
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cpu/pool.h"
+#include "formats/onnx/onnx_file.h"
+#include "graph/ir.h"
+#include "ops/registry.h"
+
+namespace quern::graph {
+
+// Every node is exactly one of these; a node that fits none makes loading fail.
+enum class Owner : uint8_t {
+  kernel,    // a room computes it
+  prepared,  // folded before kernels run: constants, and arithmetic on shapes
+  view,      // relabels storage, moves no bytes
+  fused,     // computed inside another node
+};
+std::string_view owner_name(Owner owner);
+
+struct ReportRow {
+  std::string_view node, op, domain;
+  Owner owner = Owner::kernel;
+  std::string variant;        // kernel symbol, empty for nodes without one
+  std::string reason;         // why this owner
+  int64_t ns = 0;             // of the last run, when the Runner profiles
+  uint64_t bytes_copied = 0;  // in the last run
+};
+
+// One node with what executes it.
+struct Step {
+  std::unique_ptr<ops::Operator> op;  // null for Constant
+  Owner owner = Owner::kernel;
+  std::string reason;
+};
+
+// What is known about a value before any invocation.
+struct ValuePlan {
+  ops::Tensor constant;  // data filled for constants (and for defaults of inputs)
+  ops::IntValues known;  // small integer constants
+  bool folded = false;   // content known when shapes are resolved
+  bool rows_ok = false;  // every consumer reads any row layout, so a strided view may stay one
+  int root = 0;          // the value whose storage this one may share (itself when none)
+  int last_use = -1;     // of roots: last step that reads it or a view of it
+};
+
+struct MemorySummary {
+  size_t prepared_bytes = 0;    // weights in quern's layout
+  size_t serialized_bytes = 0;  // the same weights in the file
+  size_t copied_bytes = 0;      // small constants copied for alignment
+  uint64_t preparations = 0;    // weight matrices packed
+};
+
+class Model {
+ public:
+  // Prepares every node. `pool` is used during the call only. Errors: bad_model, unsupported, no_memory, with the node.
+  static Result<std::shared_ptr<const Model>> load(formats::OnnxFile file, cpu::Pool& pool, cpu::Features features);
+
+  std::span<const Port> inputs() const { return ir_.inputs; }
+  std::span<const Port> outputs() const { return ir_.outputs; }
+  // -1 when there is none.
+  int input_index(std::string_view name) const;
+  int output_index(std::string_view name) const;
+  const formats::OnnxFile& file() const { return file_; }
+  const Ir& ir() const { return ir_; }
+  std::span<const Step> steps() const { return steps_; }
+  std::span<const ValuePlan> values() const { return values_; }
+  const MemorySummary& memory() const { return memory_; }
+  cpu::Features features() const { return features_; }
+  // One row a node, in execution order, without figures of a run.
+  std::vector<ReportRow> report() const;
+
+ private:
+  explicit Model(formats::OnnxFile file) : file_(std::move(file)) {}
+  Result<void> make_constants();
+  Result<void> make_operators(cpu::Pool& pool);
+  Result<void> make_step(int index, const ops::PrepareContext& ctx);
+  void find_owner(int index);
+  void plan_storage();
+  void find_strided_values();
+  void settle_view_owners();
+  Result<void> align_constants();
+
+  formats::OnnxFile file_;
+  Ir ir_;
+  cpu::Features features_;
+  std::vector<Step> steps_;
+  std::vector<ValuePlan> values_;
+  std::vector<std::vector<std::byte>> copies_;  // aligned copies of small constants
+  std::map<std::pair<const void*, const void*>, std::shared_ptr<const void>> shared_;
+  MemorySummary memory_;
+};
+
+}  // namespace quern::graph

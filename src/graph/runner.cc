@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+// One invocation: bind the inputs, resolve every shape in execution order, place the intermediates, run the kernels.
+// After the first invocation of a size nothing here allocates from the heap.
+#include "graph/runner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.h"
+#include "base/quote_name.h"
+
+namespace quern::graph {
+namespace {
+
+std::optional<size_t> payload_bytes(const ops::Tensor& t) {
+  const auto n = t.shape.checked_elements();
+  if (!n) return std::nullopt;
+  return storage_bytes(t.dtype, *n);
+}
+
+std::byte* at(const ops::Tensor& base, int64_t elements) {
+  return static_cast<std::byte*>(base.data) + elements * (bits_of(base.dtype) / 8);
+}
+
+std::string declared(const Port& port) {
+  std::string text = "[";
+  for (size_t i = 0; i < port.dims.size(); i++) {
+    if (i > 0) text += ", ";
+    if (port.dims[i].extent >= 0) {
+      text += fmt::format("{}", port.dims[i].extent);
+    } else {
+      text += port.dims[i].symbol.empty() ? "?" : port.dims[i].symbol;
+    }
+  }
+  return text + "]";
+}
+
+}  // namespace
+
+Runner::Runner(std::shared_ptr<const Model> model, cpu::Pool& pool, bool profile)
+    : model_(std::move(model)), pool_(&pool), profile_(profile) {
+  const size_t values = model_->ir().values.size();
+  const size_t steps = model_->steps().size();
+  tensors_.resize(values);
+  int_values_.resize(values);
+  viewed_.resize(values);
+  view_offset_.resize(values);
+  block_of_.resize(values);
+  taken_over_.resize(values);
+  payload_.resize(values);
+  decides_shapes_.resize(values);
+  ns_.resize(steps);
+  copied_.resize(steps);
+  ran_.resize(steps);
+  blocks_.reserve(values);
+  size_t most_inputs = 0, most_outputs = 0;
+  for (size_t n = 0; n < steps; n++) {
+    const Node& node = model_->ir().nodes[n];
+    most_inputs = std::max(most_inputs, node.inputs.size());
+    most_outputs = std::max(most_outputs, node.outputs.size());
+    const auto& op = model_->steps()[n].op;
+    for (size_t i = 0; op != nullptr && i < std::min<size_t>(node.inputs.size(), 32); i++) {
+      if (node.inputs[i] >= 0 && (op->shape_inputs() >> i & 1) != 0) decides_shapes_[node.inputs[i]] = true;
+    }
+  }
+  in_.reserve(most_inputs);
+  in_values_.reserve(most_inputs);
+  out_.reserve(most_outputs);
+  out_values_.reserve(most_outputs);
+  out_shapes_.reserve(most_outputs);
+  out_views_.reserve(most_outputs);
+  for (size_t v = 0; v < values; v++) {
+    tensors_[v] = model_->values()[v].constant;
+    tensors_[v].dtype = model_->ir().values[v].dtype;
+  }
+}
+
+Result<void> Runner::run(std::span<const ops::Tensor> inputs, std::span<Output> outputs, std::optional<RowRange> rows) {
+  QUERN_CHECK(inputs.size() == model_->inputs().size() && outputs.size() == model_->outputs().size(),
+              "one tensor for every graph input and output");
+  counters_ = {};
+  std::fill(ns_.begin(), ns_.end(), 0);
+  std::fill(copied_.begin(), copied_.end(), 0);
+  std::fill(ran_.begin(), ran_.end(), false);
+  QUERN_TRY_VOID(bind_inputs(inputs));
+  QUERN_TRY_VOID(resolve(rows));
+  QUERN_TRY_VOID(place(outputs));
+  QUERN_TRY_VOID(execute());
+  return copy_passed_through(outputs);
+}
+
+Result<void> Runner::bind_inputs(std::span<const ops::Tensor> inputs) {
+  for (size_t i = 0; i < inputs.size(); i++) {
+    const Port& port = model_->inputs()[i];
+    const ops::Tensor& fed = inputs[i];
+    ops::Tensor& t = tensors_[port.value];
+    if (!fed.present) {
+      if (model_->ir().values[port.value].initializer == nullptr) {
+        return bad_request(fmt::format("input {}", quote_name(port.name)), "is required and was not given");
+      }
+      t = model_->values()[port.value].constant;
+    } else {
+      if (fed.dtype != port.dtype) {
+        return bad_request(fmt::format("input {}", quote_name(port.name)),
+                           fmt::format("has type {}, expected {}", dtype_name(fed.dtype), dtype_name(port.dtype)));
+      }
+      bool fits = !port.has_shape || port.dims.size() == static_cast<size_t>(fed.shape.rank());
+      for (int d = 0; fits && port.has_shape && d < fed.shape.rank(); d++) {
+        fits = port.dims[d].extent < 0 || port.dims[d].extent == fed.shape[d];
+      }
+      if (!fits) {
+        return bad_request(fmt::format("input {}", quote_name(port.name)),
+                           fmt::format("has shape {}, expected {}", fed.shape.to_string(), declared(port)));
+      }
+      if (!payload_bytes(fed)) {
+        return bad_request(fmt::format("input {}", quote_name(port.name)),
+                           fmt::format("shape {} is too large", fed.shape.to_string()));
+      }
+      t = fed;
+    }
+    ops::IntValues& known = int_values_[port.value];
+    known.known = false;
+    if (!decides_shapes_[port.value]) continue;
+    const int64_t n = t.elements();
+    if ((t.dtype != DType::i64 && t.dtype != DType::i32) || n > ops::IntValues::kMax) {
+      return bad_request(fmt::format("input {}", quote_name(port.name)),
+                         fmt::format("decides shapes: expected at most {} integers, got {} of {}", ops::IntValues::kMax,
+                                     n, dtype_name(t.dtype)));
+    }
+    known.known = true;
+    known.count = static_cast<int>(n);
+    for (int64_t k = 0; k < n; k++) known.v[k] = t.dtype == DType::i64 ? t.as<int64_t>()[k] : t.as<int32_t>()[k];
+  }
+  return {};
+}
+
+void Runner::gather_inputs(int index) {
+  const Node& node = model_->ir().nodes[index];
+  in_.clear();
+  in_values_.clear();
+  for (size_t i = 0; i < node.inputs.size(); i++) {
+    const int v = node.inputs[i];
+    if (v < 0) {
+      in_.emplace_back();
+      in_.back().present = false;
+      in_values_.emplace_back();
+      continue;
+    }
+    in_.push_back(tensors_[v]);
+    in_values_.push_back(model_->values()[v].known.known ? model_->values()[v].known : int_values_[v]);
+  }
+  if (index == narrowed_step_) {
+    in_[0].shape = narrowed_shape_;
+    if (in_[0].data != nullptr) in_[0].data = at(in_[0], narrowed_offset_);
+  }
+}
+
+Result<void> Runner::narrow(const RowRange& rows) {
+  const Port& port = model_->outputs()[rows.output];
+  const int step = model_->ir().values[port.value].producer;
+  const std::string where = fmt::format("output {}", quote_name(port.name));
+  if (step < 0 || model_->steps()[step].op == nullptr || !model_->steps()[step].op->row_wise()) {
+    return unsupported(where, "cannot be computed for some rows only: its node does not work row by row");
+  }
+  narrowed_step_ = step;
+  return {};
+}
+
+Result<void> Runner::resolve(std::optional<RowRange> rows) {
+  narrowed_step_ = -1;
+  if (rows) QUERN_TRY_VOID(narrow(*rows));
+  for (size_t n = 0; n < model_->steps().size(); n++) {
+    const int index = static_cast<int>(n);
+    if (model_->steps()[n].op == nullptr) continue;
+    if (index == narrowed_step_) {
+      const ops::Shape& full = tensors_[model_->ir().nodes[n].inputs[0]].shape;
+      narrowed_shape_ = full;
+      const int rank = full.rank();
+      bool fits = rank >= 2 && rows->first >= 0 && rows->count >= 0 && rows->first <= full[rank - 2] - rows->count;
+      for (int d = 0; d + 2 < rank; d++) fits = fits && full[d] == 1;
+      if (!fits) {
+        return bad_request(
+            fmt::format("output {}", quote_name(model_->outputs()[rows->output].name)),
+            fmt::format("rows {} to {} asked of shape {}", rows->first, rows->first + rows->count, full.to_string()));
+      }
+      narrowed_shape_[rank - 2] = rows->count;
+      narrowed_offset_ = rows->first * full.back();
+    }
+    QUERN_TRY_VOID(resolve_step(index));
+  }
+  return {};
+}
+
+Result<void> Runner::resolve_step(int index) {
+  const Node& node = model_->ir().nodes[index];
+  gather_inputs(index);
+  const size_t count = node.outputs.size();
+  out_shapes_.assign(count, {});
+  out_values_.assign(count, {});
+  out_views_.assign(count, {});
+  const ops::ResolveArgs args{in_, in_values_, out_shapes_, out_values_, out_views_};
+  QUERN_TRY_VOID(model_->steps()[index].op->resolve(args));
+  return take_outputs(index);
+}
+
+// Writes what resolve() said of the step's outputs into the tables by value.
+Result<void> Runner::take_outputs(int index) {
+  const Node& node = model_->ir().nodes[index];
+  const bool folded = model_->steps()[index].owner == Owner::prepared;
+  for (size_t j = 0; j < node.outputs.size(); j++) {
+    const int v = node.outputs[j];
+    if (v < 0) continue;
+    ops::Tensor& t = tensors_[v];
+    t.shape = out_shapes_[j];
+    t.contiguous = true;
+    t.data = nullptr;
+    int_values_[v] = out_values_[j];
+    viewed_[v] = -1;
+    const auto bytes = payload_bytes(t);
+    if (!bytes) {
+      return bad_request(model_->ir().nodes[index].name,
+                         fmt::format("output shape {} is too large", t.shape.to_string()));
+    }
+    if (folded) {
+      QUERN_CHECK(int_values_[v].known, "a folded node gives known values");
+      for (int k = 0; k < int_values_[v].count; k++) {
+        if (t.dtype == DType::i64) {
+          payload_[v][k] = int_values_[v].v[k];
+        } else {
+          const auto narrow = static_cast<int32_t>(int_values_[v].v[k]);
+          std::memcpy(reinterpret_cast<std::byte*>(payload_[v].data()) + k * 4, &narrow, 4);
+        }
+      }
+      t.data = payload_[v].data();
+      continue;
+    }
+    const ops::View& view = out_views_[j];
+    if (view.of < 0 || model_->ir().values[v].is_output || !(view.contiguous || model_->values()[v].rows_ok)) continue;
+    viewed_[v] = node.inputs[view.of];
+    view_offset_[v] = view.offset;
+    t.contiguous = view.contiguous;
+    t.layout = view.layout;
+  }
+  return {};
+}
+
+// The input of a step whose place in the arena output j may take over, or -1.
+int Runner::shared_input(int index, int output) const {
+  const Node& node = model_->ir().nodes[index];
+  const ops::Operator& op = *model_->steps()[index].op;
+  const int v = node.outputs[output];
+  for (size_t i = 0; i < node.inputs.size(); i++) {
+    const int in = node.inputs[i];
+    if (in < 0 || !op.may_share(static_cast<int>(i), output)) continue;
+    const ValuePlan& plan = model_->values()[in];
+    if (plan.root != in || plan.last_use != index || block_of_[in] < 0 || viewed_[in] >= 0 || taken_over_[in]) continue;
+    if (blocks_[block_of_[in]].bytes != *payload_bytes(tensors_[v])) continue;
+    // Another input that looks at the same storage through a view would see it change.
+    bool seen_elsewhere = false;
+    for (int other : node.inputs)
+      seen_elsewhere = seen_elsewhere || (other >= 0 && other != in && model_->values()[other].root == in);
+    if (!seen_elsewhere) return in;
+  }
+  return -1;
+}
+
+Result<void> Runner::bind_output(const Port& port, Output& output) {
+  ops::Tensor& t = tensors_[port.value];
+  const size_t bytes = *payload_bytes(t);
+  output.result = t;
+  output.result.contiguous = true;
+  output.result.data = nullptr;
+  if (!output.wanted) return {};
+  if (output.bound != nullptr) {
+    if (bytes > output.bound_bytes) {
+      return bad_request(
+          fmt::format("output {}", quote_name(port.name)),
+          fmt::format("shape {} needs {} bytes, {} are bound", t.shape.to_string(), bytes, output.bound_bytes));
+    }
+    output.result.data = output.bound;
+  } else {
+    if (output.storage.size() < bytes) {
+      QUERN_TRY(output.storage, cpu::Buffer::allocate(bytes, output.tag));
+    }
+    output.result.data = output.storage.data();
+  }
+  if (model_->ir().values[port.value].kind == ValueKind::computed && !model_->values()[port.value].folded) {
+    t.data = output.result.data;
+  }
+  return {};
+}
+
+Result<void> Runner::place(std::span<Output> outputs) {
+  blocks_.clear();
+  std::fill(block_of_.begin(), block_of_.end(), -1);
+  std::fill(taken_over_.begin(), taken_over_.end(), false);
+  for (size_t j = 0; j < outputs.size(); j++) QUERN_TRY_VOID(bind_output(model_->outputs()[j], outputs[j]));
+  const int steps = static_cast<int>(model_->steps().size());
+  for (int n = 0; n < steps; n++) {
+    const auto& node_outputs = model_->ir().nodes[n].outputs;
+    for (size_t j = 0; j < node_outputs.size(); j++) {
+      const int v = node_outputs[j];
+      if (v < 0 || model_->steps()[n].op == nullptr || tensors_[v].data != nullptr || viewed_[v] >= 0) continue;
+      Block block;
+      block.bytes = *payload_bytes(tensors_[v]);
+      block.first = n;
+      // A piece that was planned as a view of its input but is not one in this run still lives as long as itself.
+      block.last = std::max(model_->values()[v].last_use, n);
+      const int shared = shared_input(n, static_cast<int>(j));
+      if (shared >= 0) {
+        block.reuses = block_of_[shared];
+        taken_over_[shared] = true;
+      }
+      block_of_[v] = static_cast<int>(blocks_.size());
+      blocks_.push_back(block);
+    }
+  }
+  storage_.place(blocks_);
+  if (storage_.total_bytes() > arena_.size()) {
+    arena_ = {};  // before the larger one is there, so that both never count at once
+    QUERN_TRY(arena_, cpu::Buffer::allocate(storage_.total_bytes(), cpu::MemoryTag::workspace));
+  }
+  return {};
+}
+
+Result<void> Runner::execute() {
+  const cpu::Pool::Pass pass(*pool_);
+  const ops::Context ctx{pool_, &scratch_, model_->features(), &counters_};
+  for (size_t n = 0; n < model_->steps().size(); n++) {
+    const Step& step = model_->steps()[n];
+    if (step.op == nullptr || step.owner == Owner::prepared) continue;
+    const Node& node = model_->ir().nodes[n];
+    gather_inputs(static_cast<int>(n));
+    out_.clear();
+    bool computes = false;
+    for (int v : node.outputs) {
+      if (v < 0) {
+        out_.emplace_back();
+        out_.back().present = false;
+        continue;
+      }
+      ops::Tensor& t = tensors_[v];
+      if (viewed_[v] >= 0) {
+        const ops::Tensor& base = tensors_[viewed_[v]];
+        t.data = base.data == nullptr ? nullptr : at(base, view_offset_[v]);
+      } else {
+        if (block_of_[v] >= 0) {
+          t.data = arena_.as<std::byte>() == nullptr ? nullptr : arena_.as<std::byte>() + blocks_[block_of_[v]].offset;
+        }
+        computes = true;
+      }
+      out_.push_back(t);
+    }
+    if (!computes) continue;
+    ran_[n] = true;
+    const cpu::Arena::Scope scope(scratch_);
+    const int64_t start = profile_ ? now_ns() : 0;
+    const uint64_t copied = counters_.bytes_copied;
+    QUERN_TRY_VOID(step.op->run(ctx, in_, out_));
+    copied_[n] = counters_.bytes_copied - copied;
+    if (profile_) ns_[n] = now_ns() - start;
+  }
+  return {};
+}
+
+// Graph outputs that no kernel writes: constants, inputs handed through, folded values.
+Result<void> Runner::copy_passed_through(std::span<Output> outputs) {
+  for (size_t j = 0; j < outputs.size(); j++) {
+    const ops::Tensor& t = tensors_[model_->outputs()[j].value];
+    if (outputs[j].result.data == nullptr || t.data == nullptr || outputs[j].result.data == t.data) continue;
+    std::memcpy(outputs[j].result.data, t.data, *payload_bytes(t));
+  }
+  return {};
+}
+
+std::vector<ReportRow> Runner::report() const {
+  std::vector<ReportRow> rows = model_->report();
+  for (size_t n = 0; n < rows.size(); n++) {
+    rows[n].ns = ns_[n];
+    rows[n].bytes_copied = copied_[n];
+    if (rows[n].owner == Owner::view && ran_[n]) {
+      rows[n].owner = Owner::kernel;
+      rows[n].variant = model_->steps()[n].op->variant();
+      rows[n].reason = "copied: the layout of its input cannot be relabelled";
+    }
+  }
+  return rows;
+}
+
+}  // namespace quern::graph

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Owns element-by-element arithmetic: add, sub and mul with NumPy broadcasting, and the sigmoid.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "base/error.h"
+#include "ops/context.h"
+#include "ops/elementwise/kernels.h"
+#include "ops/tensor.h"
+
+namespace quern::ops {
+
+// y = a + b, a - b or a * b, each element once, a and b broadcast to broadcast_shape(a, b).
+// float32: IEEE, one rounding. int64, int32: modulo 2^64, 2^32. Class exact.
+// a and b are row-major without gaps, aligned to their element. y may be a or b where it has as many elements.
+struct BinaryParams {
+  ElementwiseOp op = ElementwiseOp::add;
+  DType dtype = DType::f32;  // f32, i64 or i32
+  Shape a, b;
+};
+
+struct BinaryArgs {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  void* y = nullptr;
+};
+
+bool binary_supported(DType dtype);
+
+// Errors: bad_request for shapes that do not broadcast, unsupported for a type. `where` is the place for errors.
+Result<void> binary(const Context& ctx, const BinaryParams& params, const BinaryArgs& args, std::string_view where);
+
+// Errors: bad_request where two extents differ and neither is 1, or where the result overflows.
+Result<Shape> broadcast_shape(const Shape& a, const Shape& b, std::string_view where);
+
+// y[i] = 1 / (1 + exp(-x[i])). Class close: |dy| <= 2.5e-7 * y, and y = 0 below x = -87.3; exactly 1 and 0 at the
+// infinities, NaN at NaN. y may be x.
+// The bound: exp(-|x|) is within 2 units of its last place and enters with weight exp(-|x|) / (1 + exp(-|x|)) <= 1/2;
+// the sum and the quotient round once each.
+void sigmoid(const Context& ctx, std::span<const float> x, float* y);
+
+// Symbol of the variant that is used under these features.
+std::string_view elementwise_variant(ElementwiseOp op, DType dtype, const cpu::Features& features);
+
+}  // namespace quern::ops

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// ONNX Add, Sub, Mul and Sigmoid on the elementwise entries. Does not own broadcasting or arithmetic.
+#include <fmt/format.h>
+
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "ops/elementwise/elementwise.h"
+#include "ops/registry.h"
+
+namespace quern::ops {
+namespace {
+
+// An unaligned constant of a file is copied when the node is prepared.
+std::vector<std::byte> aligned_copy(const NodeInput& input) {
+  const auto address = reinterpret_cast<uintptr_t>(input.value.data);
+  const auto bytes = static_cast<size_t>(bits_of(input.dtype) / 8);
+  if (!input.constant || bytes == 0 || address % bytes == 0) return {};
+  const auto* data = input.value.as<const std::byte>();
+  return {data, data + static_cast<size_t>(input.value.elements()) * bytes};
+}
+
+class Binary final : public Operator {
+ public:
+  Binary(const NodeView& node, ElementwiseOp op, std::string_view variant)
+      : where_(node.where()),
+        op_(op),
+        dtype_(node.input(0).dtype),
+        variant_(variant),
+        constants_{aligned_copy(node.input(0)), aligned_copy(node.input(1))} {}
+
+  DType output_dtype(int) const override { return dtype_; }
+  std::string_view variant() const override { return variant_; }
+  bool folds_known_values() const override { return dtype_ != DType::f32; }
+  bool may_share(int, int) const override { return true; }
+
+  Result<void> resolve(const ResolveArgs& args) const override {
+    QUERN_TRY(args.out[0], broadcast_shape(args.in[0].shape, args.in[1].shape, where_));
+    if (!folds_known_values() || args.in_values.size() < 2 || !args.in_values[0].known || !args.in_values[1].known) {
+      return {};
+    }
+    fold(args);
+    return {};
+  }
+
+  Result<void> run(const Context& ctx, std::span<const Tensor> in, std::span<const Tensor> out) const override {
+    const BinaryArgs args{payload(0, in[0]), payload(1, in[1]), out[0].data};
+    return binary(ctx, {op_, dtype_, in[0].shape, in[1].shape}, args, where_);
+  }
+
+ private:
+  const void* payload(size_t i, const Tensor& tensor) const {
+    return constants_[i].empty() ? tensor.data : constants_[i].data();
+  }
+
+  int64_t apply(int64_t a, int64_t b) const {
+    const auto x = static_cast<uint64_t>(a), y = static_cast<uint64_t>(b);
+    const uint64_t r = op_ == ElementwiseOp::add ? x + y : op_ == ElementwiseOp::sub ? x - y : x * y;
+    return dtype_ == DType::i32 ? static_cast<int32_t>(r) : static_cast<int64_t>(r);
+  }
+
+  void fold(const ResolveArgs& args) const {
+    const Shape& shape = args.out[0];
+    const int64_t count = shape.checked_elements().value_or(0);
+    if (count > IntValues::kMax) return;
+    IntValues folded{.known = true, .count = static_cast<int>(count), .v = {}};
+    for (int64_t i = 0; i < count; i++) {
+      folded.v[static_cast<size_t>(i)] = apply(element(args.in_values[0], args.in[0].shape, shape, i),
+                                               element(args.in_values[1], args.in[1].shape, shape, i));
+    }
+    args.out_values[0] = folded;
+  }
+
+  // The element of an operand that meets element i of the result.
+  static int64_t element(const IntValues& values, const Shape& shape, const Shape& result, int64_t i) {
+    int64_t at = 0, stride = 1;
+    for (int d = 1; d <= shape.rank(); d++) {
+      const int64_t extent = shape[shape.rank() - d], whole = result[result.rank() - d];
+      if (extent != 1) at += i % whole * stride;
+      stride *= extent;
+      i /= whole;
+    }
+    return values.v[static_cast<size_t>(at)];
+  }
+
+  std::string where_;
+  ElementwiseOp op_;
+  DType dtype_;
+  std::string_view variant_;
+  std::array<std::vector<std::byte>, 2> constants_;
+};
+
+class Sigmoid final : public Operator {
+ public:
+  explicit Sigmoid(std::string_view variant) : variant_(variant) {}
+
+  DType output_dtype(int) const override { return DType::f32; }
+  std::string_view variant() const override { return variant_; }
+  bool may_share(int, int) const override { return true; }
+  bool row_wise() const override { return true; }
+
+  Result<void> resolve(const ResolveArgs& args) const override {
+    args.out[0] = args.in[0].shape;
+    return {};
+  }
+
+  Result<void> run(const Context& ctx, std::span<const Tensor> in, std::span<const Tensor> out) const override {
+    const int64_t count = in[0].shape.checked_elements().value_or(0);
+    sigmoid(ctx, {in[0].as<const float>(), static_cast<size_t>(count)}, out[0].as<float>());
+    return {};
+  }
+
+ private:
+  std::string_view variant_;
+};
+
+Result<std::unique_ptr<Operator>> make_binary(const NodeView& node, const PrepareContext& ctx, ElementwiseOp op) {
+  QUERN_TRY_VOID(check_arity(node, 2, 2, 1, 1));
+  QUERN_TRY_VOID(AttributeReader(node).finish());
+  const DType dtype = node.input(0).dtype;
+  if (!binary_supported(dtype)) {
+    return unsupported(
+        node.where(), fmt::format("input 0 of type {} is not supported (float32, int64 and int32)", dtype_name(dtype)));
+  }
+  if (node.input(1).dtype != dtype) {
+    return bad_model(node.where(), fmt::format("input 1 has type {}, expected {} as input 0",
+                                               dtype_name(node.input(1).dtype), dtype_name(dtype)));
+  }
+  return std::unique_ptr<Operator>(std::make_unique<Binary>(node, op, elementwise_variant(op, dtype, ctx.features)));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Operator>> make_add(const NodeView& node, const PrepareContext& ctx) {
+  return make_binary(node, ctx, ElementwiseOp::add);
+}
+
+Result<std::unique_ptr<Operator>> make_sub(const NodeView& node, const PrepareContext& ctx) {
+  return make_binary(node, ctx, ElementwiseOp::sub);
+}
+
+Result<std::unique_ptr<Operator>> make_mul(const NodeView& node, const PrepareContext& ctx) {
+  return make_binary(node, ctx, ElementwiseOp::mul);
+}
+
+Result<std::unique_ptr<Operator>> make_sigmoid(const NodeView& node, const PrepareContext& ctx) {
+  QUERN_TRY_VOID(check_arity(node, 1, 1, 1, 1));
+  QUERN_TRY_VOID(AttributeReader(node).finish());
+  QUERN_TRY_VOID(check_dtype(node, 0, DType::f32));
+  return std::unique_ptr<Operator>(
+      std::make_unique<Sigmoid>(elementwise_variant(ElementwiseOp::sigmoid, DType::f32, ctx.features)));
+}
+
+}  // namespace quern::ops

@@ -1,0 +1,760 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tests of the attention room: every line of kernels.inc against the reference, the entry against a softmax written out
+// in double precision, and the ONNX operator against vectors of ONNX Runtime and its table of errors.
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <new>
+#include <optional>
+#include <vector>
+
+#include "ops/gqa_attention/gqa_attention.h"
+#include "ops/gqa_attention/kernels.h"
+#include "ops/gqa_attention/test_support.h"
+#include "ops/registry.h"
+#include "tests/support/guard_page.h"
+#include "tests/support/random.h"
+
+namespace {
+// Counts the heap allocations of this binary.
+thread_local uint64_t heap_allocations = 0;
+}  // namespace
+
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  heap_allocations++;
+  if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) return p;
+  std::abort();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+namespace quern::ops {
+
+#define QUERN_KIND_block AttentionBlockFunction
+#define QUERN_KIND_rotate AttentionRotateFunction
+#define QUERN_KERNEL(isa, symbol, kind) QUERN_ISA_LINE_##isa(QUERN_KIND_##kind symbol;)
+#include "ops/gqa_attention/kernels.inc"
+#undef QUERN_KERNEL
+
+namespace {
+
+using support::GuardedArray;
+using support::Random;
+
+struct Variants {
+  std::vector<Variant<AttentionBlockFunction>> block;
+  std::vector<Variant<AttentionRotateFunction>> rotate;
+  void add(cpu::Isa isa, AttentionBlockFunction* run, const char* symbol) { block.push_back({isa, run, symbol}); }
+  void add(cpu::Isa isa, AttentionRotateFunction* run, const char* symbol) { rotate.push_back({isa, run, symbol}); }
+};
+
+Variants all_variants() {
+  Variants v;
+#define QUERN_KERNEL(isa, symbol, kind) QUERN_ISA_LINE_##isa(v.add(cpu::Isa::isa, &symbol, #symbol);)
+#include "ops/gqa_attention/kernels.inc"
+#undef QUERN_KERNEL
+  return v;
+}
+
+// Calls f for every variant this machine can run; prints those that it cannot.
+template <class Function, class F>
+void for_variants(const std::vector<Variant<Function>>& variants, F f) {
+  const cpu::Features features = cpu::detect_features();
+  for (const auto& v : variants) {
+    SCOPED_TRACE(std::string(v.symbol));
+    if (features.has(v.isa)) {
+      f(v.run);
+    } else {
+      std::printf("[  SKIPPED ] %s: the CPU lacks it\n", std::string(v.symbol).c_str());
+    }
+  }
+}
+
+// Every level that the entry can be capped to here.
+std::vector<cpu::Features> levels() {
+  const cpu::Features all = cpu::detect_features();
+  std::vector<cpu::Features> out{cpu::Features{}};
+  if (all.avx2) out.push_back({.avx2 = true});
+  if (all.avx512vnni) out.push_back({.avx2 = true, .avx512vnni = true});
+  return out;
+}
+
+// ---- kernels ----
+
+void expect_same_state(const Block& seen, const Block& truth, float tolerance) {
+  for (int32_t r = 0; r < truth.args.rows; r++) {
+    const auto row = static_cast<size_t>(r);
+    if (truth.m[row] == kLowest) {
+      EXPECT_EQ(seen.m[row], kLowest) << "row " << r;
+      EXPECT_EQ(seen.l[row], 0) << "row " << r;
+      continue;
+    }
+    ASSERT_NEAR(seen.m[row], truth.m[row], tolerance * std::max(1.0f, std::abs(truth.m[row]))) << "row " << r;
+    ASSERT_NEAR(seen.l[row] / truth.l[row], 1, tolerance) << "row " << r;
+    for (int32_t i = 0; i < truth.args.d; i++) {
+      const auto at = static_cast<size_t>(r * truth.args.o_stride + i);
+      ASSERT_NEAR(seen.o[at] / truth.l[row], truth.o[at] / truth.l[row], tolerance) << "row " << r << " column " << i;
+    }
+  }
+}
+
+TEST(Block, VariantsAgreeWithTheReferenceForAllSizesAndRanges) {
+  Random random(7);
+  for_variants(all_variants().block, [&](AttentionBlockFunction* run) {
+    for (int32_t d : {8, 16, 24, 40, 56, 64, 80, 128, 200, 256}) {
+      for (int32_t rows : {0, 1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 23, 24, 31, 96}) {
+        for (int32_t keys : {0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128}) {
+          if (rows * keys > 1024 && (rows + keys + d / 8) % 3 != 0) continue;
+          const int64_t stride = d + random.below(2) * 8;
+          const int misalign = static_cast<int>(random.below(3));
+          const uint64_t seed = random.bits();
+          Block seen(rows, keys, d, stride, misalign, seed);
+          Block truth(rows, keys, d, stride, misalign, seed);
+          const bool full = random.below(2) == 0;
+          for (size_t r = 0; r < static_cast<size_t>(rows); r++) {
+            const auto a = static_cast<int32_t>(full ? 0 : random.below(keys + 1));
+            const auto b = static_cast<int32_t>(full ? keys : random.below(keys + 1));
+            seen.lo[r] = truth.lo[r] = a;
+            seen.hi[r] = truth.hi[r] = b;
+          }
+          SCOPED_TRACE(testing::Message() << "d " << d << " rows " << rows << " keys " << keys << " full " << full);
+          // Twice, so that a state that is not the first one is carried.
+          for (int step = 0; step < 2; step++) {
+            seen.args.softcap = truth.args.softcap = step == 0 ? 0 : 3;
+            run(seen.args);
+            gqa_attention_block_reference(truth.args);
+            expect_same_state(seen, truth, 4e-6f);
+            if (testing::Test::HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(Block, CausalTilesReachNoRowThatDoesNotSeeThem) {
+  for_variants(all_variants().block, [&](AttentionBlockFunction* run) {
+    for (int32_t rows : {2, 8, 48, 61}) {
+      for (int32_t window : {0, 5}) {
+        Block seen(rows, 40, 64, 64, 0, 3);
+        Block truth(rows, 40, 64, 64, 0, 3);
+        // Row r sees keys up to r / 2; key 20 is poisoned and seen from row 40 on.
+        for (Block* b : {&seen, &truth}) {
+          for (int32_t r = 0; r < rows; r++) {
+            b->hi[static_cast<size_t>(r)] = r / 2 + 1;
+            if (window > 0) b->lo[static_cast<size_t>(r)] = std::max(0, r / 2 + 1 - window);
+          }
+          b->poison(b->args.k, 20, 3);
+          b->poison(b->args.v, 20, 5);
+        }
+        run(seen.args);
+        gqa_attention_block_reference(truth.args);
+        for (int32_t r = 0; r < rows; r++) {
+          const bool sees = r / 2 >= 20 && (window == 0 || r / 2 + 1 - window <= 20);
+          for (int32_t i = 0; i < 64; i++) {
+            const auto at = static_cast<size_t>(r * 64 + i);
+            ASSERT_EQ(std::isnan(seen.o[at]), sees) << "row " << r << " column " << i << " window " << window;
+            if (!sees) {
+              ASSERT_NEAR(seen.o[at], truth.o[at], 1e-5);
+            }
+          }
+        }
+      }
+    }
+  });
+}
+
+// With a first score of 0 on value 0 and a second of -x on value 1, o is exp(-x) itself.
+TEST(Block, ExponentialIsWithinItsStatedError) {
+  for_variants(all_variants().block, [&](AttentionBlockFunction* run) {
+    Block b(1, 2, 8, 8, 0, 1);
+    for (int i = 0; i <= 90000; i += 7) {
+      const float x = static_cast<float>(i) * 1e-3f;
+      b.reset();
+      std::vector<float> keys(16, 0), values(16, 0);
+      keys[8] = -x;
+      values[8] = 1;
+      b.q[0] = 1;
+      b.args.k = keys.data();
+      b.args.v = values.data();
+      run(b.args);
+      const double truth = std::exp(-static_cast<double>(x));
+      ASSERT_NEAR(b.o[0], truth, truth * 1.5e-7 + 1.2e-38) << x;
+    }
+  });
+}
+
+TEST(Block, SoftcapIsWithinFloatRounding) {
+  for_variants(all_variants().block, [&](AttentionBlockFunction* run) {
+    Block b(1, 1, 8, 8, 0, 1);
+    for (int i = -20000; i <= 20000; i += 13) {
+      const float x = static_cast<float>(i) * 1e-3f;
+      b.reset();
+      std::vector<float> key(8, 0);
+      key[0] = x;
+      b.q[0] = 1;
+      b.args.k = key.data();
+      b.args.softcap = 2;
+      run(b.args);
+      const double truth = 2 * std::tanh(static_cast<double>(x) / 2);
+      ASSERT_NEAR(b.m[0], truth, std::abs(truth) * 3e-7) << x;
+    }
+  });
+}
+
+TEST(Block, RowsOfMinusInfinityAndNaNBehaveAsTheFormula) {
+  for_variants(all_variants().block, [&](AttentionBlockFunction* run) {
+    for (int32_t rows : {1, 12}) {
+      Block b(rows, 4, 8, 8, 0, 5);
+      std::vector<float> keys(32, 0);
+      for (size_t i = 0; i < 4; i++) keys[8 * i] = kLowest;
+      for (size_t r = 0; r < static_cast<size_t>(rows); r++) {
+        for (size_t i = 0; i < 8; i++) b.q[8 * r + i] = i == 0 ? 1 : 0;
+      }
+      b.args.k = keys.data();
+      run(b.args);
+      EXPECT_EQ(b.m[0], kLowest);
+      EXPECT_EQ(b.l[0], 0);
+      keys[0] = 1;  // a second block with one finite score: the first one must not have spoilt the state
+      run(b.args);
+      EXPECT_EQ(b.l[0], 1);
+      keys[8] = kNaN;
+      run(b.args);
+      EXPECT_TRUE(std::isnan(b.l[0]));
+      EXPECT_TRUE(std::isnan(b.o[0]));
+    }
+  });
+}
+
+TEST(Rotate, VariantsGiveTheSameBits) {
+  Random random(11);
+  for_variants(all_variants().rotate, [&](AttentionRotateFunction* run) {
+    for (int32_t d : {8, 16, 24, 48, 64, 80, 128, 256}) {
+      for (int32_t rotary : {0, 16, 32, 48, 64, 128, 256}) {
+        if (rotary > d) continue;
+        for (bool interleaved : {false, true}) {
+          const int32_t heads = 3;
+          const auto floats = static_cast<size_t>(d) * heads;
+          GuardedArray<float> x(floats), y(floats + 1), truth(floats + 1);
+          GuardedArray<char> cos(static_cast<size_t>(rotary) * 2 + 1), sin(static_cast<size_t>(rotary) * 2 + 2);
+          random.fill_normal(x.span());
+          for (int32_t j = 0; j < rotary / 2; j++) {
+            const float c = random.normal(), s = random.normal();
+            std::memcpy(cos.data() + j * 4, &c, 4);  // misaligned by 3 and by 2 bytes
+            std::memcpy(sin.data() + j * 4, &s, 4);
+          }
+          AttentionRotateArgs a{x.data(), y.data(), d, d, cos.data(), sin.data(), heads, d, rotary, interleaved, 0.37f};
+          y[floats] = truth[floats] = 5;
+          run(a);
+          a.y = truth.data();
+          gqa_attention_rotate_reference(a);
+          ASSERT_EQ(std::memcmp(y.data(), truth.data(), (floats + 1) * sizeof(float)), 0)
+              << "d " << d << " rotary " << rotary << " interleaved " << interleaved;
+        }
+      }
+    }
+  });
+}
+
+TEST(Rotate, ReferenceTurnsPairsByTheirAngle) {
+  const float x[16] = {1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0};
+  const float cos[8] = {0.5f, 0.25f, 1, 1, 1, 1, 1, 1}, sin[8] = {2, 3, 0, 0, 0, 0, 0, 0};
+  float y[16];
+  AttentionRotateArgs a{x, y, 16, 16, cos, sin, 1, 16, 16, false, 1};
+  gqa_attention_rotate_reference(a);  // pairs (0, 8), (1, 9)
+  EXPECT_EQ(y[0], 0.5f);
+  EXPECT_EQ(y[8], 2);
+  EXPECT_EQ(y[1], -6);
+  EXPECT_EQ(y[9], 0.5f);
+  a.interleaved = true;
+  a.scale = 2;
+  gqa_attention_rotate_reference(a);  // pairs (0, 1), (8, 9)
+  EXPECT_EQ(y[0], 1);
+  EXPECT_EQ(y[1], 4);
+  EXPECT_EQ(y[9], 4);
+}
+
+// ---- the entry ----
+
+AttentionParams params_of(int32_t nq, int32_t nk, int32_t d, int64_t tokens, int32_t rotary) {
+  AttentionParams p;
+  p.query_heads = nq;
+  p.kv_heads = nk;
+  p.head_size = d;
+  p.tokens = tokens;
+  p.rotary = rotary;
+  p.scale = 1 / std::sqrt(static_cast<float>(d));
+  return p;
+}
+
+void expect_truth(const Problem& problem, const std::vector<double>& truth) {
+  ASSERT_EQ(problem.out.size(), truth.size());
+  for (size_t i = 0; i < truth.size(); i++) ASSERT_NEAR(problem.out[i], truth[i], 5e-6) << "element " << i;
+}
+
+TEST(Attention, AgreesWithTheSoftmaxWrittenOut) {
+  Random random(23);
+  for (const cpu::Features& features : levels()) {
+    for (int round = 0; round < 60; round++) {
+      const auto nk = static_cast<int32_t>(1 + random.below(3));
+      const int32_t group = std::array{1, 2, 3, 5, 8, 33}[static_cast<size_t>(random.below(6))];
+      const int32_t d = std::array{8, 16, 32, 40, 64, 128}[static_cast<size_t>(random.below(6))];
+      const int64_t tokens = std::array{1, 1, 2, 5, 17, 49, 100}[static_cast<size_t>(random.below(7))];
+      AttentionParams p = params_of(nk * group, nk, d, tokens, static_cast<int32_t>(random.below(d / 16 + 1)) * 16);
+      p.interleaved = random.below(2) == 1;
+      if (random.below(3) == 0) p.window = 1 + random.below(150);
+      if (random.below(3) == 0) p.softcap = 0.5f;
+      const int64_t longest = std::array{1, 70, 300, 1200}[static_cast<size_t>(random.below(tokens > 40 ? 3 : 4))];
+      std::vector<int64_t> past, valid;
+      for (int64_t b = 0; b < 1 + round % 3; b++) {
+        past.push_back(random.below(longest));
+        valid.push_back(round % 4 == 0 ? 1 + random.below(past.back() + tokens) : past.back() + tokens);
+      }
+      SCOPED_TRACE(testing::Message() << "round " << round << " nk " << nk << " group " << group << " d " << d
+                                      << " tokens " << tokens << " window " << p.window << " rotary " << p.rotary);
+      Problem problem(p, past, valid, random.bits());
+      const auto truth = problem.truth();
+      ASSERT_TRUE(problem.run(features, 2).ok());
+      expect_truth(problem, truth);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(Attention, BitsDoNotDependOnTheThreadCountOrTheBatch) {
+  for (const cpu::Features& features : levels()) {
+    for (int64_t tokens : {1, 4, 60}) {
+      const AttentionParams p = params_of(6, 3, 64, tokens, 64);
+      Problem one(p, {1300, 40}, {1300 + tokens, 40 + tokens}, 5);
+      Problem many = one;
+      ASSERT_TRUE(one.run(features, 1).ok());
+      ASSERT_TRUE(many.run(features, 5).ok());
+      EXPECT_EQ(std::memcmp(one.out.data(), many.out.data(), one.out.size() * sizeof(float)), 0) << tokens;
+      EXPECT_EQ(std::memcmp(one.keys.data(), many.keys.data(), one.keys.size() * sizeof(float)), 0) << tokens;
+      // The second sequence alone.
+      Problem alone = many;
+      const size_t half = alone.out.size() / 2;
+      alone.past = {40};
+      alone.valid = {40 + tokens};
+      for (auto* x : {&alone.q, &alone.k, &alone.v, &alone.keys, &alone.values}) {
+        x->erase(x->begin(), x->begin() + static_cast<int64_t>(x->size() / 2));
+      }
+      alone.out.assign(half, 0);
+      ASSERT_TRUE(alone.run(features, 2).ok());
+      EXPECT_EQ(std::memcmp(alone.out.data(), one.out.data() + half, half * sizeof(float)), 0) << tokens;
+    }
+  }
+}
+
+TEST(Attention, OnePassOfManyTokensAgreesWithPassesOfOne) {
+  for (const cpu::Features& features : levels()) {
+    const int64_t tokens = 37, past = 500;
+    Problem whole(params_of(4, 2, 128, tokens, 128), {past}, {past + tokens}, 9);
+    Problem steps = whole;
+    ASSERT_TRUE(whole.run(features, 2).ok());
+    const Problem all = steps;
+    steps.p.tokens = 1;
+    const int64_t kv = steps.width(), q = int64_t{4} * 128;
+    for (int64_t s = 0; s < tokens; s++) {
+      steps.past = {past + s};
+      steps.valid = {past + s + 1};
+      steps.q.assign(all.q.data() + s * q, all.q.data() + (s + 1) * q);
+      steps.k.assign(all.k.data() + s * kv, all.k.data() + (s + 1) * kv);
+      steps.v.assign(all.v.data() + s * kv, all.v.data() + (s + 1) * kv);
+      ASSERT_TRUE(steps.run(features, 2).ok());
+      for (int64_t i = 0; i < q; i++) {
+        ASSERT_NEAR(steps.out[static_cast<size_t>(i)], whole.out[static_cast<size_t>(s * q + i)], 2e-6) << s;
+      }
+    }
+    for (size_t i = 0; i < whole.keys.size(); i++) {
+      ASSERT_EQ(std::bit_cast<uint32_t>(whole.keys[i]), std::bit_cast<uint32_t>(steps.keys[i])) << i;
+    }
+  }
+}
+
+TEST(Attention, RefusesWhatTheCacheOrTheTablesCannotHold) {
+  const cpu::Features none;
+  const auto code = [&](const std::function<void(Problem&)>& change) {
+    Problem problem(params_of(4, 2, 16, 3, 16), {5}, {8}, 1);
+    change(problem);
+    const auto before = problem.out;
+    const auto result = problem.run(none, 1);
+    EXPECT_EQ(std::memcmp(before.data(), problem.out.data(), before.size() * sizeof(float)), result.ok() ? 1 : 0);
+    return result.ok() ? std::optional<Errc>() : result.error().code;
+  };
+  for (const std::function<void(Problem&)>& change : std::initializer_list<std::function<void(Problem&)>>{
+           [](Problem& x) { x.past = {x.capacity - 2}; }, [](Problem& x) { x.past = {-1}; },
+           [](Problem& x) { x.valid = {0}; }, [](Problem& x) { x.valid = {9}; }, [](Problem& x) { x.p.head_size = 12; },
+           [](Problem& x) { x.p.head_size = 264; }, [](Problem& x) { x.p.kv_heads = 3; },
+           [](Problem& x) { x.p.kv_heads = 0; }, [](Problem& x) { x.p.rotary = 8; },
+           [](Problem& x) { x.p.rotary = 32; }, [](Problem& x) { x.p.tokens = 0; },
+           [](Problem& x) { x.p.window = -1; }}) {
+    EXPECT_EQ(code(change), Errc::bad_request);
+  }
+}
+
+// ---- the ONNX operator ----
+
+std::unique_ptr<Operator> operator_of(const Node& node, const cpu::Features& features = cpu::detect_features()) {
+  auto op = node.make(features);
+  EXPECT_TRUE(op.ok()) << op.error().message();
+  return op.ok() ? std::move(*op) : nullptr;
+}
+
+void expect_near(const std::vector<float>& seen, size_t at, std::initializer_list<float> expected) {
+  for (float x : expected) EXPECT_NEAR(seen[at++], x, 2e-7 + 1e-6 * std::abs(x));
+}
+
+TEST(GroupQueryAttention, GivesTheVectorsOfOnnxRuntime) {
+  Node node;
+  node.set(Node::real("scale", 0.25f));
+  for (const cpu::Features& features : levels()) {
+    const auto op = operator_of(node, features);
+    Call prefill(1, 3, 0, 3);
+    prefill.ctx.features = features;
+    ASSERT_TRUE(prefill.run(*op).ok());
+    EXPECT_EQ(prefill.shapes[0], (Shape{1, 3, 32}));
+    EXPECT_EQ(prefill.shapes[1], (Shape{1, 1, 3, 16}));
+    expect_near(prefill.y, 64, {-0.2686962f, 0.1063038f, -0.02531792f, 0.01021126f});
+    expect_near(prefill.y, 80, {-0.1167216f, 0.2582784f, 0.05167999f, -0.1729667f});
+    expect_near(prefill.present_key, 32, {-0.5162925f, 0.7733887f, -0.9821998f, -0.3791938f});
+    expect_near(prefill.present_key, 40, {-0.3737539f, -0.6461383f, -0.3127036f, 0.3707588f});
+    EXPECT_EQ(prefill.present_value, prefill.v);
+
+    Call decode(1, 1, 2, 3);
+    decode.ctx.features = features;
+    ASSERT_TRUE(decode.run(*op).ok());
+    expect_near(decode.y, 0, {-0.3836323f, -0.4052573f, -0.09405229f, 0.2171527f});
+    expect_near(decode.y, 16, {-0.08468072f, -0.4316481f, -0.1554859f, 0.1206765f});
+    expect_near(decode.present_key, 32, {0.6434712f, -0.4821088f, 0.1862968f, 0.880568f});
+  }
+}
+
+TEST(GroupQueryAttention, SeparateBuffersCopyOldRowsAndClearTheRest) {
+  const auto op = operator_of(Node());
+  Call call(2, 1, 5, 7);
+  call.lengths = {3, 5};  // past 3 and 5 of 5, present extent 7
+  call.in[5].data = call.lengths.data();
+  ASSERT_TRUE(call.run(*op).ok());
+  for (size_t b = 0; b < 2; b++) {
+    const size_t past = b == 0 ? 3 : 5;
+    for (size_t i = 0; i < 7 * 16; i++) {
+      const float key = call.present_key[b * 7 * 16 + i], value = call.present_value[b * 7 * 16 + i];
+      if (i < past * 16) {
+        EXPECT_EQ(key, call.past_key[b * 5 * 16 + i]);
+        EXPECT_EQ(value, call.past_value[b * 5 * 16 + i]);
+      } else if (i < (past + 1) * 16) {
+        EXPECT_EQ(value, call.v[b * 16 + i - past * 16]);
+      } else {
+        EXPECT_EQ(key, 0);
+        EXPECT_EQ(value, 0);
+      }
+    }
+  }
+  EXPECT_EQ(call.counters.cache_bytes_copied, (3 + 5) * 2 * 16 * sizeof(float));
+  EXPECT_EQ(call.counters.bytes_copied, call.counters.cache_bytes_copied);
+  EXPECT_EQ(call.counters.cache_bytes_appended, 2 * 2 * 16 * sizeof(float));
+}
+
+TEST(GroupQueryAttention, SharedBufferWritesNewRowsOnly) {
+  const auto op = operator_of(Node());
+  Call apart(1, 2, 9, 6), shared(1, 2, 9, 6);
+  // Rows that are not valid yet may hold anything.
+  for (Call* call : {&apart, &shared}) {
+    std::fill(call->past_key.begin() + 4 * 16, call->past_key.end(), kNaN);
+    std::fill(call->past_value.begin() + 4 * 16, call->past_value.end(), kNaN);
+  }
+  ASSERT_TRUE(apart.run(*op).ok());
+  const auto before = shared.past_key;
+  shared.out.resize(3);
+  shared.out[1].data = shared.past_key.data();
+  shared.out[2].data = shared.past_value.data();
+  ASSERT_TRUE(shared.run(*op).ok());
+  EXPECT_EQ(std::memcmp(apart.y.data(), shared.y.data(), apart.y.size() * sizeof(float)), 0);
+  EXPECT_EQ(std::memcmp(shared.past_key.data(), before.data(), 4 * 16 * sizeof(float)), 0);
+  EXPECT_EQ(std::memcmp(shared.past_key.data() + 4 * 16, apart.present_key.data() + 4 * 16, 2 * 16 * sizeof(float)), 0);
+  EXPECT_TRUE(std::isnan(shared.past_key[6 * 16]));
+  EXPECT_EQ(shared.counters.bytes_copied, 0);
+  EXPECT_EQ(shared.counters.cache_bytes_appended, 2 * 2 * 16 * sizeof(float));
+
+  Call half(1, 2, 9, 6);
+  half.out.resize(3);
+  half.out[1].data = half.past_key.data();
+  EXPECT_EQ(half.run(*op).error().code, Errc::bad_request);
+  Call longer(1, 2, 5, 6);  // the same memory, but rows of another sequence would move
+  longer.out.resize(3);
+  longer.out[1].data = longer.past_key.data();
+  longer.out[2].data = longer.past_value.data();
+  EXPECT_EQ(longer.run(*op).error().code, Errc::bad_request);
+}
+
+TEST(GroupQueryAttention, OmittedPresentOutputsAndPackedAndStridedInputsGiveTheSameResult) {
+  Node node;
+  Call whole(2, 2, 4, 6);
+  ASSERT_TRUE(whole.run(*operator_of(node)).ok());
+
+  node.outputs = {true, false, false, false};
+  Call omitted(2, 2, 4, 6);
+  ASSERT_TRUE(omitted.run(*operator_of(node), 1).ok());
+  EXPECT_EQ(omitted.y, whole.y);
+
+  std::vector<float> packed;
+  for (size_t row = 0; row < 4; row++) {
+    packed.insert(packed.end(), whole.q.begin() + static_cast<long>(row) * 32,
+                  whole.q.begin() + static_cast<long>(row + 1) * 32);
+    packed.insert(packed.end(), whole.k.begin() + static_cast<long>(row) * 16,
+                  whole.k.begin() + static_cast<long>(row + 1) * 16);
+    packed.insert(packed.end(), whole.v.begin() + static_cast<long>(row) * 16,
+                  whole.v.begin() + static_cast<long>(row + 1) * 16);
+  }
+  node = Node();
+  const auto separate = operator_of(node);
+  Call strided(2, 2, 4, 6);
+  const int64_t offsets[] = {0, 32, 48};
+  for (int i = 0; i < 3; i++) {
+    ASSERT_TRUE(separate->accepts_rows(i));
+    auto& t = strided.in[static_cast<size_t>(i)];
+    t.data = packed.data() + offsets[i];
+    t.contiguous = false;
+    t.layout = {1, 0, 64};
+  }
+  EXPECT_FALSE(separate->accepts_rows(3));
+  ASSERT_TRUE(strided.run(*separate).ok());
+  EXPECT_EQ(strided.y, whole.y);
+  EXPECT_EQ(strided.present_key, whole.present_key);
+  EXPECT_EQ(strided.present_value, whole.present_value);
+
+  node.inputs[1].present = node.inputs[2].present = false;
+  Call joined(2, 2, 4, 6);
+  joined.in[0] = Call::tensor(packed, {2, 2, 64});
+  joined.in[1] = joined.in[2] = {.present = false};
+  ASSERT_TRUE(joined.run(*operator_of(node)).ok());
+  EXPECT_EQ(joined.y, whole.y);
+  EXPECT_EQ(joined.present_value, whole.present_value);
+}
+
+TEST(GroupQueryAttention, LengthsDecideWhatIsPastAndWhatIsVisible) {
+  const auto op = operator_of(Node());
+  // S == total: a prompt, whatever the past tensors hold.
+  Call fresh(1, 3, 0, 3), restarted(1, 3, 8, 3);
+  ASSERT_TRUE(fresh.run(*op).ok());
+  ASSERT_TRUE(restarted.run(*op).ok());
+  EXPECT_EQ(restarted.y, fresh.y);
+  EXPECT_EQ(restarted.shapes[1], (Shape{1, 1, 8, 16}));
+  EXPECT_EQ(restarted.counters.cache_bytes_copied, 0);
+  // A mask wider than the ids: present grows to it.
+  Call wide(1, 3, 0, 5);
+  wide.lengths[0] = 2;
+  ASSERT_TRUE(wide.run(*op).ok());
+  EXPECT_EQ(wide.shapes[1], (Shape{1, 1, 5, 16}));
+  EXPECT_EQ(wide.y, fresh.y);
+  // Padding on the right: the padding query sees the valid keys; the others see what they did.
+  Call padded(1, 3, 0, 3);
+  padded.lengths[0] = 1;
+  ASSERT_TRUE(padded.run(*op).ok());
+  EXPECT_TRUE(std::equal(padded.y.begin(), padded.y.begin() + 64, fresh.y.begin()));
+  EXPECT_NE(padded.y[64], fresh.y[64]);
+  EXPECT_EQ(padded.present_key, fresh.present_key);
+  // No sequence: empty outputs.
+  Call none(0, 3, 0, 3);
+  ASSERT_TRUE(none.run(*op).ok());
+  EXPECT_EQ(none.shapes[0], (Shape{0, 3, 32}));
+}
+
+TEST(GroupQueryAttention, RefusesCallsThatBreakTheContractBeforeWriting) {
+  const auto op = operator_of(Node());
+  using Change = std::function<void(Call&)>;
+  const std::pair<const char*, Change> cases[] = {
+      {"query rank",
+       [](Call& c) {
+         c.in[0].shape = {2, 64};
+       }},
+      {"key rank",
+       [](Call& c) {
+         c.in[1].shape = {2, 16};
+       }},
+      {"value rank",
+       [](Call& c) {
+         c.in[2].shape = {2, 16};
+       }},
+      {"query width",
+       [](Call& c) {
+         c.in[0].shape = {1, 2, 31};
+       }},
+      {"head size 8 under rotation",
+       [](Call& c) {
+         c.in[0].shape = {1, 2, 16};
+         c.in[1].shape = c.in[2].shape = {1, 2, 8};
+       }},
+      {"head size 0",
+       [](Call& c) {
+         c.in[0].shape = {1, 2, 0};
+       }},
+      {"key length",
+       [](Call& c) {
+         c.in[1].shape = c.in[2].shape = {1, 1, 16};
+       }},
+      {"key length 0",
+       [](Call& c) {
+         c.in[1].shape = c.in[2].shape = {1, 0, 16};
+       }},
+      {"no tokens",
+       [](Call& c) {
+         c.in[0].shape = {1, 0, 32};
+         c.in[1].shape = c.in[2].shape = {1, 0, 16};
+       }},
+      {"past rank",
+       [](Call& c) {
+         c.in[3].shape = c.in[4].shape = {1, 4, 16};
+       }},
+      {"past heads",
+       [](Call& c) {
+         c.in[3].shape = c.in[4].shape = {1, 2, 2, 16};
+       }},
+      {"past head size",
+       [](Call& c) {
+         c.in[3].shape = c.in[4].shape = {1, 1, 8, 8};
+       }},
+      {"past batch",
+       [](Call& c) {
+         c.in[3].shape = c.in[4].shape = {2, 1, 2, 16};
+       }},
+      {"past extents",
+       [](Call& c) {
+         c.in[4].shape = {1, 1, 3, 16};
+       }},
+      {"lengths count", [](Call& c) { c.in[5].shape = {2}; }},
+      {"total rank",
+       [](Call& c) {
+         c.in[6].shape = {1, 1};
+       }},
+      {"total count", [](Call& c) { c.in[6].shape = {2}; }},
+      {"total zero", [](Call& c) { c.total = 0; }},
+      {"total negative", [](Call& c) { c.total = -3; }},
+      {"total beyond the tables", [](Call& c) { c.total = 65; }},
+      {"tables differ",
+       [](Call& c) {
+         c.in[8].shape = {32, 8};
+       }},
+      {"tables rank", [](Call& c) { c.in[7].shape = c.in[8].shape = {512}; }},
+      {"table width",
+       [](Call& c) {
+         c.in[7].shape = c.in[8].shape = {32, 16};
+       }},
+      {"table width 4",
+       [](Call& c) {
+         c.in[7].shape = c.in[8].shape = {128, 4};
+       }},
+      {"length negative", [](Call& c) { c.lengths[0] = -1; }},
+      {"length at the capacity", [](Call& c) { c.lengths[0] = 6; }},
+      {"length below the new tokens", [](Call& c) { c.lengths[0] = 0; }},
+      {"past rows missing",
+       [](Call& c) {
+         c.in[3].shape = c.in[4].shape = {1, 1, 3, 16};
+       }},
+  };
+  for (const auto& [name, change] : cases) {
+    SCOPED_TRACE(name);
+    Call call(1, 2, 4, 6);
+    ASSERT_TRUE(call.resolve(*op).ok());
+    call.bind();
+    const auto y = call.y, key = call.present_key;
+    change(call);
+    call.total_input = static_cast<int32_t>(call.total);
+    // The executor asks for shapes first; run() must hold on its own.
+    for (const auto& result :
+         {call.resolve(*op), call.ctx.scratch != nullptr ? op->run(call.ctx, call.in, call.out) : Result<void>()}) {
+      if (result.ok()) continue;
+      EXPECT_EQ(result.error().code, Errc::bad_request);
+      EXPECT_EQ(result.error().where, "GroupQueryAttention node '/attn/GQA'");
+    }
+    EXPECT_FALSE(op->run(call.ctx, call.in, call.out).ok());
+    EXPECT_EQ(std::memcmp(y.data(), call.y.data(), y.size() * sizeof(float)), 0);
+    EXPECT_EQ(std::memcmp(key.data(), call.present_key.data(), key.size() * sizeof(float)), 0);
+  }
+}
+
+TEST(GroupQueryAttention, RefusesNodesItCannotRunByName) {
+  using Change = std::function<void(Node&)>;
+  const auto absent = [](int i) { return [i](Node& n) { n.inputs[static_cast<size_t>(i)].present = false; }; };
+  const auto present = [](size_t i) {
+    return [i](Node& n) {
+      n.inputs.resize(i + 1);
+      n.inputs[i].present = true;
+    };
+  };
+  const auto with = [](std::string_view name, int64_t v) { return [=](Node& n) { n.set(Node::integer(name, v)); }; };
+  const auto text = [](std::string_view name) {
+    return [=](Node& n) { n.set({.name = name, .type = AttributeType::s, .s = "PER_TENSOR"}); };
+  };
+  const std::tuple<const char*, Errc, Change> cases[] = {
+      {"num_heads", Errc::bad_model, [](Node& n) { n.attributes.erase(n.attributes.begin()); }},
+      {"num_heads", Errc::bad_model, with("num_heads", 0)},
+      {"kv_num_heads", Errc::bad_model, with("kv_num_heads", -1)},
+      {"kv_num_heads", Errc::bad_model, with("kv_num_heads", 3)},
+      {"scale", Errc::bad_model, [](Node& n) { n.set(Node::real("scale", kNaN)); }},
+      {"softcap", Errc::bad_model, [](Node& n) { n.set(Node::real("softcap", -1)); }},
+      {"local_window_size", Errc::bad_model, with("local_window_size", 0)},
+      {"local_window_size", Errc::bad_model, with("local_window_size", -2)},
+      {"do_rotary", Errc::bad_model, with("do_rotary", 2)},
+      {"smooth_softmax", Errc::unsupported, with("smooth_softmax", 1)},
+      {"qk_output", Errc::unsupported, with("qk_output", 1)},
+      {"k_quant_type", Errc::unsupported, text("k_quant_type")},
+      {"v_quant_type", Errc::unsupported, text("v_quant_type")},
+      {"kv_cache_bit_width", Errc::unsupported, with("kv_cache_bit_width", 8)},
+      {"causal", Errc::unsupported, with("causal", 0)},
+      {"sliding_window_cache", Errc::unsupported, with("sliding_window_cache", 1)},
+      {"surprise", Errc::unsupported, with("surprise", 1)},
+      {"query", Errc::bad_model, absent(0)},
+      {"key", Errc::bad_model, absent(1)},
+      {"value", Errc::bad_model, absent(2)},
+      {"past_key", Errc::bad_model, absent(3)},
+      {"seqlens_k", Errc::bad_model, absent(5)},
+      {"total_sequence_length", Errc::bad_model, absent(6)},
+      {"cos_cache", Errc::bad_model, absent(8)},
+      {"cos_cache", Errc::bad_model, [](Node& n) { n.inputs.resize(7); }},
+      {"position_ids", Errc::unsupported, present(9)},
+      {"attention_bias", Errc::unsupported, present(10)},
+      {"head_sink", Errc::unsupported, present(11)},
+      {"k_scale", Errc::unsupported, present(12)},
+      {"q_norm_weight", Errc::unsupported, present(14)},
+      {"float16", Errc::unsupported, [](Node& n) { n.inputs[0].dtype = DType::f16; }},
+      {"int64", Errc::unsupported, [](Node& n) { n.inputs[5].dtype = DType::i64; }},
+      {"output 3", Errc::unsupported, [](Node& n) { n.outputs[3] = true; }},
+      {"output 0", Errc::bad_model, [](Node& n) { n.outputs[0] = false; }},
+      {"cos_cache", Errc::bad_model,
+       [](Node& n) {
+         n.inputs[7].constant = n.inputs[8].constant = true;
+         n.inputs[7].value.shape = n.inputs[8].value.shape = {64, 7};
+       }},
+  };
+  for (const auto& [name, code, change] : cases) {
+    Node node;
+    change(node);
+    const auto result = node.make(cpu::Features{});
+    ASSERT_FALSE(result.ok()) << name;
+    EXPECT_EQ(result.error().code, code) << result.error().message();
+    EXPECT_NE(result.error().what.find(name), std::string::npos) << result.error().message();
+    EXPECT_EQ(result.error().where, "GroupQueryAttention node '/attn/GQA'");
+  }
+}
+
+TEST(GroupQueryAttention, SteadyCallsDoNotAllocate) {
+  const auto op = operator_of(Node());
+  for (int64_t tokens : {1, 5}) {
+    Call call(1, tokens, 20, 20 + tokens);
+    ASSERT_TRUE(call.run(*op).ok());
+    const uint64_t before = heap_allocations;
+    ASSERT_TRUE(call.resolve(*op).ok());
+    ASSERT_TRUE(op->run(call.ctx, call.in, call.out).ok());
+    EXPECT_EQ(heap_allocations, before);
+  }
+}
+
+}  // namespace
+}  // namespace quern::ops

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// matmul for AVX-512: few rows stream b, more multiply laid-out blocks of b in tiles of 8 x 32.
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "ops/matmul/kernels.h"
+
+namespace quern::ops {
+namespace {
+
+constexpr int64_t kTileRows = 8;
+constexpr int64_t kTileColumns = 32;
+constexpr int64_t kDepth = kMatMulPanelFloats / kTileColumns;
+constexpr int64_t kLanes = 16;
+
+__mmask16 lanes_below(int64_t n) {
+  return n >= kLanes ? static_cast<__mmask16>(0xffff)
+         : n <= 0    ? static_cast<__mmask16>(0)
+                     : static_cast<__mmask16>((1u << n) - 1);
+}
+
+// Where rows of a tile end, the last row stands in for the missing ones; its copies are not stored.
+int64_t row_or_last(int64_t row, int64_t rows) { return row < rows ? row : rows - 1; }
+
+struct Tile {
+  const float* a;
+  int64_t lda;
+  const float* panel;  // [depth][kTileColumns], zero beyond the columns
+  int64_t depth;
+  float* y;
+  int64_t ldy;
+  int64_t rows, columns;
+  bool first;  // the sums start at zero, otherwise at y
+};
+
+// Sixteen named accumulators: an array of them is spilled by g++ 12.
+void multiply_tile(const Tile& t) {
+  const __mmask16 low = lanes_below(t.columns), high = lanes_below(t.columns - kLanes);
+  const float* a0 = t.a + row_or_last(0, t.rows) * t.lda;
+  const float* a1 = t.a + row_or_last(1, t.rows) * t.lda;
+  const float* a2 = t.a + row_or_last(2, t.rows) * t.lda;
+  const float* a3 = t.a + row_or_last(3, t.rows) * t.lda;
+  const float* a4 = t.a + row_or_last(4, t.rows) * t.lda;
+  const float* a5 = t.a + row_or_last(5, t.rows) * t.lda;
+  const float* a6 = t.a + row_or_last(6, t.rows) * t.lda;
+  const float* a7 = t.a + row_or_last(7, t.rows) * t.lda;
+  float* y0 = t.y + row_or_last(0, t.rows) * t.ldy;
+  float* y1 = t.y + row_or_last(1, t.rows) * t.ldy;
+  float* y2 = t.y + row_or_last(2, t.rows) * t.ldy;
+  float* y3 = t.y + row_or_last(3, t.rows) * t.ldy;
+  float* y4 = t.y + row_or_last(4, t.rows) * t.ldy;
+  float* y5 = t.y + row_or_last(5, t.rows) * t.ldy;
+  float* y6 = t.y + row_or_last(6, t.rows) * t.ldy;
+  float* y7 = t.y + row_or_last(7, t.rows) * t.ldy;
+  const __m512 zero = _mm512_setzero_ps();
+  __m512 c0 = t.first ? zero : _mm512_maskz_loadu_ps(low, y0);
+  __m512 d0 = t.first ? zero : _mm512_maskz_loadu_ps(high, y0 + kLanes);
+  __m512 c1 = t.first ? zero : _mm512_maskz_loadu_ps(low, y1);
+  __m512 d1 = t.first ? zero : _mm512_maskz_loadu_ps(high, y1 + kLanes);
+  __m512 c2 = t.first ? zero : _mm512_maskz_loadu_ps(low, y2);
+  __m512 d2 = t.first ? zero : _mm512_maskz_loadu_ps(high, y2 + kLanes);
+  __m512 c3 = t.first ? zero : _mm512_maskz_loadu_ps(low, y3);
+  __m512 d3 = t.first ? zero : _mm512_maskz_loadu_ps(high, y3 + kLanes);
+  __m512 c4 = t.first ? zero : _mm512_maskz_loadu_ps(low, y4);
+  __m512 d4 = t.first ? zero : _mm512_maskz_loadu_ps(high, y4 + kLanes);
+  __m512 c5 = t.first ? zero : _mm512_maskz_loadu_ps(low, y5);
+  __m512 d5 = t.first ? zero : _mm512_maskz_loadu_ps(high, y5 + kLanes);
+  __m512 c6 = t.first ? zero : _mm512_maskz_loadu_ps(low, y6);
+  __m512 d6 = t.first ? zero : _mm512_maskz_loadu_ps(high, y6 + kLanes);
+  __m512 c7 = t.first ? zero : _mm512_maskz_loadu_ps(low, y7);
+  __m512 d7 = t.first ? zero : _mm512_maskz_loadu_ps(high, y7 + kLanes);
+  const float* b = t.panel;
+  for (int64_t k = 0; k < t.depth; k++, b += kTileColumns) {
+    const __m512 b0 = _mm512_load_ps(b);
+    const __m512 b1 = _mm512_load_ps(b + kLanes);
+    __m512 a = _mm512_set1_ps(a0[k]);
+    c0 = _mm512_fmadd_ps(a, b0, c0);
+    d0 = _mm512_fmadd_ps(a, b1, d0);
+    a = _mm512_set1_ps(a1[k]);
+    c1 = _mm512_fmadd_ps(a, b0, c1);
+    d1 = _mm512_fmadd_ps(a, b1, d1);
+    a = _mm512_set1_ps(a2[k]);
+    c2 = _mm512_fmadd_ps(a, b0, c2);
+    d2 = _mm512_fmadd_ps(a, b1, d2);
+    a = _mm512_set1_ps(a3[k]);
+    c3 = _mm512_fmadd_ps(a, b0, c3);
+    d3 = _mm512_fmadd_ps(a, b1, d3);
+    a = _mm512_set1_ps(a4[k]);
+    c4 = _mm512_fmadd_ps(a, b0, c4);
+    d4 = _mm512_fmadd_ps(a, b1, d4);
+    a = _mm512_set1_ps(a5[k]);
+    c5 = _mm512_fmadd_ps(a, b0, c5);
+    d5 = _mm512_fmadd_ps(a, b1, d5);
+    a = _mm512_set1_ps(a6[k]);
+    c6 = _mm512_fmadd_ps(a, b0, c6);
+    d6 = _mm512_fmadd_ps(a, b1, d6);
+    a = _mm512_set1_ps(a7[k]);
+    c7 = _mm512_fmadd_ps(a, b0, c7);
+    d7 = _mm512_fmadd_ps(a, b1, d7);
+  }
+  // The first row always exists; from the last one on there is nothing more to store.
+  _mm512_mask_storeu_ps(y0, low, c0);
+  _mm512_mask_storeu_ps(y0 + kLanes, high, d0);
+  if (t.rows == 1) return;
+  _mm512_mask_storeu_ps(y1, low, c1);
+  _mm512_mask_storeu_ps(y1 + kLanes, high, d1);
+  if (t.rows == 2) return;
+  _mm512_mask_storeu_ps(y2, low, c2);
+  _mm512_mask_storeu_ps(y2 + kLanes, high, d2);
+  if (t.rows == 3) return;
+  _mm512_mask_storeu_ps(y3, low, c3);
+  _mm512_mask_storeu_ps(y3 + kLanes, high, d3);
+  if (t.rows == 4) return;
+  _mm512_mask_storeu_ps(y4, low, c4);
+  _mm512_mask_storeu_ps(y4 + kLanes, high, d4);
+  if (t.rows == 5) return;
+  _mm512_mask_storeu_ps(y5, low, c5);
+  _mm512_mask_storeu_ps(y5 + kLanes, high, d5);
+  if (t.rows == 6) return;
+  _mm512_mask_storeu_ps(y6, low, c6);
+  _mm512_mask_storeu_ps(y6 + kLanes, high, d6);
+  if (t.rows == 7) return;
+  _mm512_mask_storeu_ps(y7, low, c7);
+  _mm512_mask_storeu_ps(y7 + kLanes, high, d7);
+}
+
+void lay_out(const MatMulKernelArgs& k, int64_t k0, int64_t depth, int64_t column, int64_t columns) {
+  const __mmask16 low = lanes_below(columns), high = lanes_below(columns - kLanes);
+  const float* b = k.b + k0 * k.ldb + column;
+  for (int64_t l = 0; l < depth; l++, b += k.ldb) {
+    _mm512_store_ps(k.panel + l * kTileColumns, _mm512_maskz_loadu_ps(low, b));
+    _mm512_store_ps(k.panel + l * kTileColumns + kLanes, _mm512_maskz_loadu_ps(high, b + kLanes));
+  }
+}
+
+void multiply_blocks(const MatMulKernelArgs& k) {
+  for (int64_t k0 = 0; k0 < k.k; k0 += kDepth) {
+    const int64_t depth = k.k - k0 < kDepth ? k.k - k0 : kDepth;
+    for (int64_t column = 0; column < k.n; column += kTileColumns) {
+      const int64_t columns = k.n - column < kTileColumns ? k.n - column : kTileColumns;
+      lay_out(k, k0, depth, column, columns);
+      for (int64_t row = 0; row < k.m; row += kTileRows) {
+        const int64_t rows = k.m - row < kTileRows ? k.m - row : kTileRows;
+        multiply_tile(
+            {k.a + row * k.lda + k0, k.lda, k.panel, depth, k.y + row * k.ldy + column, k.ldy, rows, columns, k0 == 0});
+      }
+    }
+  }
+}
+
+// Eight rows of b at a time: each is read once for all rows of a, and y is loaded and stored once for eight of them.
+void stream(const MatMulKernelArgs& k) {
+  constexpr int64_t kRows = 8;
+  int64_t l = 0;
+  for (; l + kRows <= k.k; l += kRows) {
+    for (int64_t j = 0; j < k.n; j += kLanes) {
+      const __mmask16 lanes = lanes_below(k.n - j);
+      const float* b = k.b + l * k.ldb + j;
+      const __m512 b0 = _mm512_maskz_loadu_ps(lanes, b);
+      const __m512 b1 = _mm512_maskz_loadu_ps(lanes, b + k.ldb);
+      const __m512 b2 = _mm512_maskz_loadu_ps(lanes, b + 2 * k.ldb);
+      const __m512 b3 = _mm512_maskz_loadu_ps(lanes, b + 3 * k.ldb);
+      const __m512 b4 = _mm512_maskz_loadu_ps(lanes, b + 4 * k.ldb);
+      const __m512 b5 = _mm512_maskz_loadu_ps(lanes, b + 5 * k.ldb);
+      const __m512 b6 = _mm512_maskz_loadu_ps(lanes, b + 6 * k.ldb);
+      const __m512 b7 = _mm512_maskz_loadu_ps(lanes, b + 7 * k.ldb);
+      for (int64_t i = 0; i < k.m; i++) {
+        const float* a = k.a + i * k.lda + l;
+        float* y = k.y + i * k.ldy + j;
+        __m512 sum = l == 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(lanes, y);
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(a[0]), b0, sum);
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(a[1]), b1, sum);
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(a[2]), b2, sum);
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(a[3]), b3, sum);
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(a[4]), b4, sum);
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(a[5]), b5, sum);
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(a[6]), b6, sum);
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(a[7]), b7, sum);
+        _mm512_mask_storeu_ps(y, lanes, sum);
+      }
+    }
+  }
+  if (l == k.k) return;
+  for (int64_t j = 0; j < k.n; j += kLanes) {
+    const __mmask16 lanes = lanes_below(k.n - j);
+    for (int64_t i = 0; i < k.m; i++) {
+      float* y = k.y + i * k.ldy + j;
+      __m512 sum = l == 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(lanes, y);
+      for (int64_t r = l; r < k.k; r++) {
+        const __m512 b = _mm512_maskz_loadu_ps(lanes, k.b + r * k.ldb + j);
+        sum = _mm512_fmadd_ps(_mm512_set1_ps(k.a[i * k.lda + r]), b, sum);
+      }
+      _mm512_mask_storeu_ps(y, lanes, sum);
+    }
+  }
+}
+
+}  // namespace
+
+void matmul_f32_avx512vnni(const MatMulKernelArgs& k) noexcept {
+  if (k.m <= kMatMulStreamedRows) {
+    stream(k);
+  } else {
+    multiply_blocks(k);
+  }
+}
+
+}  // namespace quern::ops

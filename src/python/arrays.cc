@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arrays in and out, and the exception type.
+#include "python/arrays.h"
+
+#include <fmt/format.h>
+
+namespace quern::python {
+namespace {
+
+PyObject* error_type = nullptr;  // owned by the module for the life of the interpreter
+
+std::optional<DType> dtype_of(nb::dlpack::dtype t) {
+  using Code = nb::dlpack::dtype_code;
+  if (t.lanes != 1) return std::nullopt;
+  switch (static_cast<Code>(t.code)) {
+    case Code::Float:
+      if (t.bits == 32) return DType::f32;
+      if (t.bits == 64) return DType::f64;
+      if (t.bits == 16) return DType::f16;
+      break;
+    case Code::Int:
+      if (t.bits == 64) return DType::i64;
+      if (t.bits == 32) return DType::i32;
+      if (t.bits == 16) return DType::i16;
+      if (t.bits == 8) return DType::i8;
+      break;
+    case Code::UInt:
+      if (t.bits == 64) return DType::u64;
+      if (t.bits == 32) return DType::u32;
+      if (t.bits == 16) return DType::u16;
+      if (t.bits == 8) return DType::u8;
+      break;
+    case Code::Bool:
+      if (t.bits == 8) return DType::boolean;
+      break;
+    default:
+      break;
+  }
+  return std::nullopt;
+}
+
+nb::dlpack::dtype dlpack_dtype(DType t) {
+  using Code = nb::dlpack::dtype_code;
+  Code code = Code::UInt;
+  switch (t) {
+    case DType::f32:
+    case DType::f64:
+    case DType::f16:
+      code = Code::Float;
+      break;
+    case DType::bf16:
+      code = Code::Bfloat;
+      break;
+    case DType::i64:
+    case DType::i32:
+    case DType::i16:
+    case DType::i8:
+      code = Code::Int;
+      break;
+    case DType::boolean:
+      code = Code::Bool;
+      break;
+    default:
+      break;
+  }
+  return {static_cast<uint8_t>(code), static_cast<uint8_t>(bits_of(t)), 1};
+}
+
+}  // namespace
+
+void raise(Error error) { throw Raised{std::move(error)}; }
+
+ArrayIn::ArrayIn(nb::handle object, const std::string& name) {
+  if (object.is_none()) {
+    tensor_.present = false;
+    return;
+  }
+  if (!nb::try_cast(object, array_)) {
+    raise(bad_request(name, "expected a NumPy array (C order, on the CPU, with a numeric element type)"));
+  }
+  const auto dtype = dtype_of(array_.dtype());
+  if (!dtype) raise(bad_request(name, "arrays of this element type are not supported"));
+  tensor_.dtype = *dtype;
+  if (array_.ndim() > static_cast<size_t>(ops::kMaxRank)) {
+    raise(bad_request(name, fmt::format("rank {} is above the supported {}", array_.ndim(), ops::kMaxRank)));
+  }
+  for (size_t d = 0; d < array_.ndim(); d++) tensor_.shape.push_back(static_cast<int64_t>(array_.shape(d)));
+  tensor_.data = const_cast<void*>(array_.data());
+}
+
+nb::object array_out(const ops::Tensor& tensor, cpu::Buffer storage) {
+  static char nothing;  // arrays without elements still want an address
+  auto* owned = new cpu::Buffer(std::move(storage));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<cpu::Buffer*>(p); });
+  std::array<size_t, ops::kMaxRank> dims{};
+  for (int d = 0; d < tensor.shape.rank(); d++) dims[d] = static_cast<size_t>(tensor.shape[d]);
+  void* data = tensor.elements() == 0 ? &nothing : owned->data();
+  nb::ndarray<nb::numpy> array(data, static_cast<size_t>(tensor.shape.rank()), dims.data(), owner, nullptr,
+                               dlpack_dtype(tensor.dtype));
+  return nb::cast(array);
+}
+
+std::string type_string(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return "tensor(float)";
+    case DType::f64:
+      return "tensor(double)";
+    default:
+      return fmt::format("tensor({})", dtype_name(dtype));
+  }
+}
+
+void bind_errors(nb::module_& m) {
+  error_type = PyErr_NewExceptionWithDoc(
+      "quern.Error",
+      "What quern refuses or cannot do. .code is bad_model, unsupported, bad_request, ...; .where names the place.",
+      PyExc_RuntimeError, nullptr);
+  m.attr("Error") = nb::handle(error_type);
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const Raised& raised) {
+      const std::string message = raised.error.message();
+      nb::object exception =
+          nb::handle(error_type)(nb::bytes(message.data(), message.size()).attr("decode")("utf-8", "backslashreplace"));
+      exception.attr("code") = nb::str(std::string(errc_name(raised.error.code)).c_str());
+      exception.attr("where") =
+          nb::bytes(raised.error.where.data(), raised.error.where.size()).attr("decode")("utf-8", "backslashreplace");
+      PyErr_SetObject(error_type, exception.ptr());
+    }
+  });
+}
+
+}  // namespace quern::python

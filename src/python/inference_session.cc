@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// quern.InferenceSession: a graph under the ONNX Runtime calling convention.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "cpu/topology.h"
+#include "graph/runner.h"
+#include "python/arrays.h"
+
+namespace quern::python {
+namespace {
+
+struct NodeArg {
+  std::string name;
+  std::string type;
+  nb::list shape;
+};
+
+nb::object text(std::string_view bytes) {
+  return nb::bytes(bytes.data(), bytes.size()).attr("decode")("utf-8", "backslashreplace");
+}
+
+class InferenceSession {
+ public:
+  InferenceSession(nb::object model, int threads, bool profile, std::optional<std::string> external_data_dir) {
+    if (threads < 0) raise(bad_request("threads", fmt_threads(threads)));
+    const int count = threads > 0 ? threads : cpu::read_topology().usable;
+    auto file = open(model, external_data_dir);
+    const auto features = take(cpu::usable_features());
+    nb::gil_scoped_release released;
+    pool_ = std::make_unique<cpu::Pool>(count);
+    model_ = take(graph::Model::load(std::move(file), *pool_, features));
+    runner_ = std::make_unique<graph::Runner>(model_, *pool_, profile);
+  }
+
+  std::vector<NodeArg> ports(std::span<const graph::Port> ports) const {
+    std::vector<NodeArg> args;
+    for (const auto& port : ports) {
+      NodeArg arg{std::string(port.name), type_string(port.dtype), {}};
+      for (const auto& d : port.dims) {
+        if (d.extent >= 0) {
+          arg.shape.append(d.extent);
+        } else if (d.symbol.empty()) {
+          arg.shape.append(nb::none());
+        } else {
+          arg.shape.append(text(d.symbol));
+        }
+      }
+      args.push_back(std::move(arg));
+    }
+    return args;
+  }
+  std::vector<NodeArg> inputs() const { return ports(model_->inputs()); }
+  std::vector<NodeArg> outputs() const { return ports(model_->outputs()); }
+
+  nb::list run(nb::object output_names, nb::dict feeds) {
+    std::vector<ArrayIn> arrays;  // keeps converted copies alive
+    arrays.reserve(feeds.size());
+    std::vector<ops::Tensor> inputs(model_->inputs().size());
+    for (auto& t : inputs) t.present = false;
+    for (auto [key, value] : feeds) {
+      const auto name = nb::cast<std::string>(key);
+      const int i = model_->input_index(name);
+      if (i < 0) raise(bad_request("input '" + name + "'", "is not an input of this model"));
+      arrays.emplace_back(value, "input '" + name + "'");
+      inputs[static_cast<size_t>(i)] = arrays.back().tensor();
+    }
+    std::vector<graph::Output> outputs(model_->outputs().size());
+    std::vector<int> order;
+    if (output_names.is_none()) {
+      for (size_t j = 0; j < outputs.size(); j++) order.push_back(static_cast<int>(j));
+    } else {
+      for (auto& output : outputs) output.wanted = false;
+      for (nb::handle item : output_names) {
+        const auto name = nb::cast<std::string>(item);
+        const int j = model_->output_index(name);
+        if (j < 0) raise(bad_request("output '" + name + "'", "is not an output of this model"));
+        if (outputs[static_cast<size_t>(j)].wanted) raise(bad_request("output '" + name + "'", "is asked for twice"));
+        outputs[static_cast<size_t>(j)].wanted = true;
+        order.push_back(j);
+      }
+    }
+    {
+      nb::gil_scoped_release released;
+      const std::lock_guard lock(mutex_);
+      take(runner_->run(inputs, outputs));
+    }
+    nb::list results;
+    for (int j : order) {
+      graph::Output& output = outputs[static_cast<size_t>(j)];
+      results.append(array_out(output.result, std::move(output.storage)));
+    }
+    return results;
+  }
+
+  nb::list report() {
+    const std::lock_guard lock(mutex_);
+    nb::list rows;
+    for (const auto& r : runner_->report()) {
+      nb::dict row;
+      row["node"] = text(r.node);
+      row["op"] = text(r.op);
+      row["domain"] = text(r.domain);
+      row["owner"] = text(graph::owner_name(r.owner));
+      row["variant"] = text(r.variant);
+      row["reason"] = text(r.reason);
+      row["ns"] = r.ns;
+      row["bytes_copied"] = r.bytes_copied;
+      row["view"] = r.owner == graph::Owner::view;
+      rows.append(row);
+    }
+    return rows;
+  }
+
+  nb::dict counters() {
+    const std::lock_guard lock(mutex_);
+    const auto& c = runner_->counters();
+    const auto& memory = model_->memory();
+    nb::dict d;
+    d["bytes_copied"] = c.bytes_copied;
+    d["cache_bytes_copied"] = c.cache_bytes_copied;
+    d["cache_bytes_appended"] = c.cache_bytes_appended;
+    d["weight_bytes_read"] = c.weight_bytes_read;
+    d["preparations"] = memory.preparations;
+    d["prepared_bytes"] = memory.prepared_bytes;
+    d["serialized_bytes"] = memory.serialized_bytes;
+    d["arena_bytes"] = runner_->arena_bytes();
+    d["scratch_peak_bytes"] = runner_->scratch_peak_bytes();
+    return d;
+  }
+
+ private:
+  static std::string fmt_threads(int threads) {
+    return "expected a thread count of at least 1, got " + std::to_string(threads);
+  }
+
+  static formats::OnnxFile open(nb::handle model, const std::optional<std::string>& external_data_dir) {
+    if (!nb::isinstance<nb::bytes>(model)) {
+      const auto path = nb::cast<std::string>(nb::str(model));
+      return take(formats::OnnxFile::open(path));
+    }
+    const auto bytes = nb::cast<nb::bytes>(model);
+    std::vector<std::byte> copy(bytes.size());
+    if (!copy.empty()) std::memcpy(copy.data(), bytes.c_str(), copy.size());
+    std::optional<std::filesystem::path> dir;
+    if (external_data_dir) dir = *external_data_dir;
+    return take(formats::OnnxFile::from_bytes(std::move(copy), dir));
+  }
+
+  std::unique_ptr<cpu::Pool> pool_;
+  std::shared_ptr<const graph::Model> model_;
+  std::unique_ptr<graph::Runner> runner_;
+  std::mutex mutex_;  // a Runner serves one call at a time
+};
+
+}  // namespace
+
+void bind_inference_session(nb::module_& m) {
+  nb::class_<NodeArg>(m, "NodeArg", "Name, element type and shape of a graph input or output.")
+      .def_ro("name", &NodeArg::name)
+      .def_ro("type", &NodeArg::type)
+      .def_ro("shape", &NodeArg::shape);
+  nb::class_<InferenceSession>(m, "InferenceSession",
+                               "An ONNX graph, every node on quern's kernels. Calls from several threads take turns.")
+      .def(nb::init<nb::object, int, bool, std::optional<std::string>>(), nb::arg("path_or_bytes"), nb::kw_only(),
+           nb::arg("threads") = 0, nb::arg("profile") = false, nb::arg("external_data_dir") = nb::none(),
+           "Loads a model file, or bytes with external data in external_data_dir. threads=0: all usable cores.")
+      .def("get_inputs", &InferenceSession::inputs, "One NodeArg a graph input, in declared order.")
+      .def("get_outputs", &InferenceSession::outputs, "One NodeArg a graph output, in declared order.")
+      .def(
+          "run", &InferenceSession::run, nb::arg("output_names").none(), nb::arg("feeds"),
+          "Runs the graph on {input name: array}; returns the named outputs (None: all) as arrays. Raises quern.Error.")
+      .def("report", &InferenceSession::report,
+           "One dict a node: node, op, domain, owner, variant, reason, ns (with profile=True), bytes_copied, view.")
+      .def("counters", &InferenceSession::counters, "Byte counters of the last run and memory of the model.");
+}
+
+}  // namespace quern::python

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// quern.ops: each operator room as a function on arrays, through the same preparation, checks and kernels as a graph.
+#include <fmt/format.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "cpu/topology.h"
+#include "ops/registry.h"
+#include "python/arrays.h"
+
+namespace quern::python {
+namespace {
+
+constexpr int64_t kOpset = 26;
+
+ops::Attribute attribute(std::string_view name, int64_t value) {
+  ops::Attribute a;
+  a.name = name;
+  a.type = ops::AttributeType::i;
+  a.i = value;
+  return a;
+}
+
+ops::Attribute attribute(std::string_view name, float value) {
+  ops::Attribute a;
+  a.name = name;
+  a.type = ops::AttributeType::f;
+  a.f = value;
+  return a;
+}
+
+ops::IntValues small_ints(const ops::Tensor& t) {
+  ops::IntValues values;
+  if (!t.present || (t.dtype != DType::i64 && t.dtype != DType::i32) || t.elements() > ops::IntValues::kMax)
+    return values;
+  values.known = true;
+  values.count = static_cast<int>(t.elements());
+  for (int i = 0; i < values.count; i++) values.v[i] = t.dtype == DType::i64 ? t.as<int64_t>()[i] : t.as<int32_t>()[i];
+  return values;
+}
+
+// Runs one node and returns the outputs it has. `constants` are input indices that the node sees as initializers.
+nb::list run_node(std::string_view domain, std::string_view op_type, std::vector<nb::object> arrays,
+                  const std::vector<ops::Attribute>& attributes, const std::vector<bool>& outputs,
+                  const std::vector<int>& constants = {}) {
+  std::vector<ArrayIn> in;
+  in.reserve(arrays.size());
+  std::vector<ops::NodeInput> node_inputs;
+  std::vector<ops::Tensor> tensors;
+  std::vector<ops::IntValues> in_values;
+  for (size_t i = 0; i < arrays.size(); i++) {
+    in.emplace_back(arrays[i], fmt::format("argument {}", i));
+    const ops::Tensor& t = in.back().tensor();
+    ops::NodeInput input;
+    input.present = t.present;
+    input.dtype = t.dtype;
+    for (int c : constants) input.constant = input.constant || (c == static_cast<int>(i) && t.present);
+    if (input.constant) input.value = t;
+    node_inputs.push_back(input);
+    tensors.push_back(t);
+    in_values.push_back(small_ints(t));
+  }
+  const std::unique_ptr<bool[]> present(new bool[outputs.size()]);
+  std::copy(outputs.begin(), outputs.end(), present.get());
+  ops::NodeView node;
+  node.name = op_type;
+  node.op = op_type;
+  node.domain = domain;
+  node.opset = domain.empty() ? kOpset : 1;
+  node.attributes = attributes;
+  node.inputs = node_inputs;
+  node.outputs = {present.get(), outputs.size()};
+
+  const auto features = take(cpu::usable_features());
+  cpu::Pool pool(cpu::read_topology().usable);
+  std::map<std::pair<const void*, const void*>, std::shared_ptr<const void>> shared;
+  ops::PrepareContext prepare;
+  prepare.features = features;
+  prepare.pool = &pool;
+  prepare.shared = &shared;
+  const auto op = take(ops::make_operator(node, prepare));
+
+  std::vector<ops::Shape> shapes(outputs.size());
+  std::vector<ops::IntValues> out_values(outputs.size());
+  std::vector<ops::View> views(outputs.size());
+  take(op->resolve({tensors, in_values, shapes, out_values, views}));
+  std::vector<ops::Tensor> out(outputs.size());
+  std::vector<cpu::Buffer> storage(outputs.size());
+  for (size_t j = 0; j < out.size(); j++) {
+    out[j].present = outputs[j];
+    if (!outputs[j]) continue;
+    out[j].dtype = op->output_dtype(static_cast<int>(j));
+    out[j].shape = shapes[j];
+    const auto elements = shapes[j].checked_elements();
+    const auto bytes = elements ? storage_bytes(out[j].dtype, *elements) : std::nullopt;
+    if (!bytes)
+      raise(bad_request(std::string(op_type), fmt::format("output shape {} is too large", shapes[j].to_string())));
+    storage[j] = take(cpu::Buffer::allocate(*bytes, cpu::MemoryTag::workspace));
+    out[j].data = storage[j].data();
+  }
+  if (op->folds_shapes()) {
+    for (size_t j = 0; j < out.size(); j++) {
+      for (int k = 0; k < out_values[j].count; k++) out[j].as<int64_t>()[k] = out_values[j].v[k];
+    }
+  } else {
+    nb::gil_scoped_release released;
+    cpu::Arena scratch;
+    ops::Counters counters;
+    take(op->run({&pool, &scratch, features, &counters}, tensors, out));
+  }
+  nb::list results;
+  for (size_t j = 0; j < out.size(); j++) {
+    if (outputs[j]) results.append(array_out(out[j], std::move(storage[j])));
+  }
+  return results;
+}
+
+constexpr std::string_view kMicrosoft = "com.microsoft";
+
+nb::object only(nb::list results) { return results[0]; }
+
+void bind_data_movement(nb::module_& m) {
+  m.def(
+      "gather",
+      [](nb::object data, nb::object indices, int64_t axis) {
+        return only(run_node("", "Gather", {data, indices}, {attribute("axis", axis)}, {true}));
+      },
+      nb::arg("data"), nb::arg("indices"), nb::kw_only(), nb::arg("axis") = 0,
+      "Rows of `data` along `axis` at int32/int64 `indices` (negative ones count from the end).");
+  m.def(
+      "cast", [](nb::object x, int64_t to) { return only(run_node("", "Cast", {x}, {attribute("to", to)}, {true})); },
+      nb::arg("x"), nb::kw_only(), nb::arg("to"),
+      "x as the ONNX element type number `to` (6: int32, 7: int64, 1: float32).");
+  m.def(
+      "reduce_sum",
+      [](nb::object x, nb::object axes, int64_t keepdims, int64_t noop_with_empty_axes) {
+        return only(run_node("", "ReduceSum", {x, axes},
+                             {attribute("keepdims", keepdims), attribute("noop_with_empty_axes", noop_with_empty_axes)},
+                             {true}, {1}));
+      },
+      nb::arg("x"), nb::arg("axes") = nb::none(), nb::kw_only(), nb::arg("keepdims") = 1,
+      nb::arg("noop_with_empty_axes") = 0, "Sum over int64 `axes` (None: all).");
+  m.def(
+      "split",
+      [](nb::object x, nb::object sizes, int64_t axis) {
+        const ArrayIn split(sizes, "sizes");
+        return run_node("", "Split", {x, sizes}, {attribute("axis", axis)},
+                        std::vector<bool>(static_cast<size_t>(split.tensor().elements()), true), {1});
+      },
+      nb::arg("x"), nb::arg("sizes"), nb::kw_only(), nb::arg("axis") = 0,
+      "List of pieces of `x` along `axis`, int64 `sizes` long.");
+  m.def(
+      "reshape",
+      [](nb::object x, nb::object shape, int64_t allowzero) {
+        return only(run_node("", "Reshape", {x, shape}, {attribute("allowzero", allowzero)}, {true}, {1}));
+      },
+      nb::arg("x"), nb::arg("shape"), nb::kw_only(), nb::arg("allowzero") = 0,
+      "`x` with the dims of int64 `shape` (0: keep, -1: infer).");
+  m.def(
+      "shape", [](nb::object x) { return only(run_node("", "Shape", {x}, {}, {true})); }, nb::arg("x"),
+      "int64 dims of `x`.");
+}
+
+void bind_arithmetic(nb::module_& m) {
+  for (const auto& [name, op] : {std::pair{"add", "Add"}, {"sub", "Sub"}, {"mul", "Mul"}}) {
+    m.def(
+        name,
+        [op = op](nb::object a, nb::object b) {
+          return only(run_node("", op, {a, b}, {}, {true}));
+        },
+        nb::arg("a"), nb::arg("b"), "Element by element with NumPy broadcasting; float32 or int64.");
+  }
+  m.def(
+      "sigmoid", [](nb::object x) { return only(run_node("", "Sigmoid", {x}, {}, {true})); }, nb::arg("x"),
+      "1 / (1 + exp(-x)), float32, absolute error at most 5e-7.");
+  m.def(
+      "matmul",
+      [](nb::object a, nb::object b) {
+        return only(run_node("", "MatMul", {a, b}, {}, {true}, {1}));
+      },
+      nb::arg("a"), nb::arg("b"), "float32 [..., M, K] x [K, N].");
+  m.def(
+      "matmul_nbits",
+      [](nb::object a, nb::object b, nb::object scales, nb::object zero_points, nb::object bias, int64_t bits,
+         int64_t block_size, int64_t accuracy_level) {
+        const ArrayIn activations(a, "a");
+        const ArrayIn codes(b, "b");
+        if (!activations.tensor().present || activations.tensor().shape.rank() == 0 || !codes.tensor().present ||
+            codes.tensor().shape.rank() == 0) {
+          raise(bad_request("matmul_nbits", "a and b must have at least one dimension"));
+        }
+        std::vector<ops::Attribute> attributes{
+            attribute("K", activations.tensor().shape.back()), attribute("N", codes.tensor().shape[0]),
+            attribute("bits", bits), attribute("block_size", block_size), attribute("accuracy_level", accuracy_level)};
+        return only(run_node(kMicrosoft, "MatMulNBits", {a, b, scales, zero_points, nb::none(), bias}, attributes,
+                             {true}, {1, 2, 3, 5}));
+      },
+      nb::arg("a"), nb::arg("b"), nb::arg("scales"), nb::arg("zero_points") = nb::none(), nb::arg("bias") = nb::none(),
+      nb::kw_only(), nb::arg("bits") = 4, nb::arg("block_size") = 32, nb::arg("accuracy_level") = 4,
+      "a [..., K] float32 times the block-quantized b [N, ceil(K/block), block*bits/8] uint8 with scales [N, "
+      "ceil(K/block)].");
+}
+
+void bind_norms_and_attention(nb::module_& m) {
+  m.def(
+      "simplified_layer_normalization",
+      [](nb::object x, nb::object scale, float epsilon) {
+        return only(
+            run_node("", "SimplifiedLayerNormalization", {x, scale}, {attribute("epsilon", epsilon)}, {true}, {1}));
+      },
+      nb::arg("x"), nb::arg("scale"), nb::kw_only(), nb::arg("epsilon") = 1e-5F,
+      "x / sqrt(mean(x^2) + epsilon) * scale over the last axis.");
+  m.def(
+      "skip_simplified_layer_normalization",
+      [](nb::object x, nb::object skip, nb::object gamma, nb::object bias, float epsilon) {
+        return run_node(kMicrosoft, "SkipSimplifiedLayerNormalization", {x, skip, gamma, bias},
+                        {attribute("epsilon", epsilon)}, {true, false, false, true}, {2, 3});
+      },
+      nb::arg("x"), nb::arg("skip"), nb::arg("gamma"), nb::arg("bias") = nb::none(), nb::kw_only(),
+      nb::arg("epsilon") = 1e-12F,
+      "[normalized, sum]: sum = x + skip (+ bias), normalized = sum / sqrt(mean(sum^2) + epsilon) * gamma.");
+  m.def(
+      "group_query_attention",
+      [](nb::object query, nb::object key, nb::object value, nb::object past_key, nb::object past_value,
+         nb::object seqlens_k, nb::object total_sequence_length, nb::object cos_cache, nb::object sin_cache,
+         int64_t num_heads, int64_t kv_num_heads, float scale, float softcap, int64_t local_window_size,
+         int64_t do_rotary, int64_t rotary_interleaved) {
+        std::vector<ops::Attribute> attributes{attribute("num_heads", num_heads),
+                                               attribute("kv_num_heads", kv_num_heads),
+                                               attribute("scale", scale),
+                                               attribute("softcap", softcap),
+                                               attribute("local_window_size", local_window_size),
+                                               attribute("do_rotary", do_rotary),
+                                               attribute("rotary_interleaved", rotary_interleaved)};
+        return run_node(
+            kMicrosoft, "GroupQueryAttention",
+            {query, key, value, past_key, past_value, seqlens_k, total_sequence_length, cos_cache, sin_cache},
+            attributes, {true, true, true}, {7, 8});
+      },
+      nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("past_key"), nb::arg("past_value"),
+      nb::arg("seqlens_k"), nb::arg("total_sequence_length"), nb::arg("cos_cache") = nb::none(),
+      nb::arg("sin_cache") = nb::none(), nb::kw_only(), nb::arg("num_heads"), nb::arg("kv_num_heads"),
+      nb::arg("scale") = 0.0F, nb::arg("softcap") = 0.0F, nb::arg("local_window_size") = -1, nb::arg("do_rotary") = 0,
+      nb::arg("rotary_interleaved") = 0, "[output [B,S,Nq*D], present_key, present_value [B,Nk,T,D]], float32.");
+}
+
+}  // namespace
+
+void bind_ops(nb::module_& m) {
+  nb::module_ ops = m.def_submodule("ops", "The operator rooms on NumPy arrays, for parity tests.");
+  bind_data_movement(ops);
+  bind_arithmetic(ops);
+  bind_norms_and_attention(ops);
+}
+
+}  // namespace quern::python

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the live oracle tests share: made models, sessions of both engines, comparison with a derived report."""
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+
+def made_model(folder: pathlib.Path, *arguments: str) -> pathlib.Path:
+    subprocess.run([sys.executable, ROOT / "tools" / "make_qwen3_onnx.py", folder, *arguments], check=True,
+                   stdout=subprocess.DEVNULL)
+    return folder / "model.onnx"
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory):
+    """make_model("--size", "block", ...) -> path of model.onnx, made once a session for the same arguments."""
+    made = {}
+
+    def make(*arguments: str) -> pathlib.Path:
+        if arguments not in made:
+            made[arguments] = made_model(tmp_path_factory.mktemp("model"), *arguments)
+        return made[arguments]
+
+    return make
+
+
+def copy_of_demo(folder: pathlib.Path) -> pathlib.Path:
+    """model.onnx of a copy of models/demo, beside which a test may write."""
+    shutil.copytree(ROOT / "models" / "demo", folder / "demo")
+    return folder / "demo" / "model.onnx"
+
+
+def assert_close(name: str, ours: np.ndarray, theirs: np.ndarray, atol: float, rtol: float = 0.0) -> None:
+    """|ours - theirs| <= atol + rtol * |theirs|, NaN equal to NaN, infinities equal; types and shapes equal."""
+    assert ours.dtype == theirs.dtype, f"{name}: type {ours.dtype}, expected {theirs.dtype}"
+    assert ours.shape == theirs.shape, f"{name}: shape {ours.shape}, expected {theirs.shape}"
+    if ours.size == 0:
+        return
+    if not np.issubdtype(ours.dtype, np.floating) or (atol == 0 and rtol == 0):
+        assert np.array_equal(ours, theirs, equal_nan=np.issubdtype(ours.dtype, np.floating)), f"{name}: not equal bit for bit"
+        return
+    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(ours.astype(np.float64) - theirs)
+        bad = ~same & ~(difference <= atol + rtol * np.abs(theirs))
+    assert not bad.any(), (f"{name}: {bad.sum()} of {bad.size} differ, worst {np.nanmax(np.where(same, 0, difference)):.3e}, "
+                           f"first at {np.argwhere(bad)[0].tolist()}: {ours[bad][0]} against {theirs[bad][0]}")

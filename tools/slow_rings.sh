@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The rings that ./dev test --all adds: sanitizer builds, capped and emulated instruction sets, a fuzz smoke run.
+# Usage: slow_rings.sh RESULTS. Leaves JUnit files there; exits 1 when something failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+results=$PWD/${1:?folder for the results}
+failed=0
+jobs=${QUERN_JOBS:-$(nproc)}
+
+say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
+
+# unit_tests BUILD NAME [COMMAND PREFIX ...]: every unit and room test binary of a build, counted under NAME.
+unit_tests() {
+  local build=$1 name=$2 binary
+  shift 2
+  mkdir -p "$results/$name"
+  for binary in "$build"/*_test "$build"/room_*; do
+    [ -x "$binary" ] || continue
+    GTEST_OUTPUT=xml:$results/$name/ "$@" "$binary" >"$results/$name/$(basename "$binary").log" 2>&1 ||
+      { failed=1; say "$name: $(basename "$binary") failed"; tail -30 "$results/$name/$(basename "$binary").log"; }
+  done
+}
+
+say "the instruction sets below the best one"
+for isa in scalar avx2; do
+  QUERN_ISA=$isa PYTHONPATH=build/release/python QUERN_BUILD=build/release .venv/bin/python -m pytest tests/oracle -q \
+    -m "not slow" -k "not 06b and not tokenizer" -p no:cacheprovider --junit-xml="$results/oracle-$isa.xml" || failed=1
+done
+
+say "emulated processors: no instruction of a better one leaks"
+for cpu in Nehalem Haswell; do
+  unit_tests build/release "emulated-$cpu" qemu-x86_64 -cpu "$cpu"
+done
+
+for sanitizer in asan ubsan; do
+  say "$sanitizer"
+  cmake --preset "$sanitizer" -DQUERN_PYTHON=OFF >"$results/$sanitizer-configure.log" 2>&1 &&
+    ninja -C "build/$sanitizer" -j "$jobs" >"$results/$sanitizer-build.log" 2>&1 ||
+    { failed=1; tail -30 "$results/$sanitizer-build.log"; continue; }
+  unit_tests "build/$sanitizer" "$sanitizer"
+  QUERN_BUILD=build/$sanitizer PYTHONPATH=build/release/python .venv/bin/python -m pytest tests/product tests/malformed -q \
+    -m "not slow" -p no:cacheprovider --junit-xml="$results/product-$sanitizer.xml" || failed=1
+done
+
+say "tsan: the threads"
+cmake --preset tsan -DQUERN_PYTHON=OFF >"$results/tsan-configure.log" 2>&1 &&
+  ninja -C build/tsan -j "$jobs" cpu_pool_test room_matmul_nbits room_gqa_attention >"$results/tsan-build.log" 2>&1 ||
+  { failed=1; tail -30 "$results/tsan-build.log"; }
+unit_tests build/tsan tsan
+
+say "fuzz smoke"
+tools/fuzz.sh 5 "$results/fuzz.xml" || failed=1
+
+exit $failed
