@@ -117,7 +117,7 @@ Json describe(const Row& row, const std::string& model, const std::string& isa, 
           {"samples", row.samples}};
 }
 
-constexpr std::string_view kColumns[] = {"model", "case", "depth", "tokens", "threads", "isa",
+constexpr std::string_view kColumns[] = {"model",    "case",    "depth",        "tokens", "threads",          "isa",
                                          "quern_ms", "mean_ms", "deviation_ms", "p90_ms", "tokens_per_second"};
 
 std::string csv(const std::vector<Json>& rows) {
@@ -131,21 +131,23 @@ std::string csv(const std::vector<Json>& rows) {
 }
 
 std::string table(const std::vector<Json>& rows) {
-  std::string text = fmt::format("{:<8} {:>6} {:>7} {:>7} {:>12} {:>12} {:>12} {:>12}\n", "case", "depth", "tokens", "threads",
-                                 "median ms", "mean ms", "deviation", "tokens/s");
+  std::string text = fmt::format("{:<8} {:>6} {:>7} {:>7} {:>12} {:>12} {:>12} {:>12}\n", "case", "depth", "tokens",
+                                 "threads", "median ms", "mean ms", "deviation", "tokens/s");
   for (const Json& row : rows) {
-    text += fmt::format("{:<8} {:>6} {:>7} {:>7} {:>12.3f} {:>12.3f} {:>12.3f} {:>12.2f}\n", row["case"].get<std::string>(),
-                        row["depth"].get<int>(), row["tokens"].get<int>(), row["threads"].get<int>(),
-                        row["quern_ms"].get<double>(), row["mean_ms"].get<double>(), row["deviation_ms"].get<double>(),
-                        row["tokens_per_second"].get<double>());
+    text += fmt::format("{:<8} {:>6} {:>7} {:>7} {:>12.3f} {:>12.3f} {:>12.3f} {:>12.2f}\n",
+                        row["case"].get<std::string>(), row["depth"].get<int>(), row["tokens"].get<int>(),
+                        row["threads"].get<int>(), row["quern_ms"].get<double>(), row["mean_ms"].get<double>(),
+                        row["deviation_ms"].get<double>(), row["tokens_per_second"].get<double>());
   }
   return text;
 }
 
 Json machine() {
   const cpu::Topology topology = cpu::read_topology();
-  return {{"cpu", json_text(topology.model)}, {"physical_cores", topology.physical},
-          {"features", describe_features(cpu::detect_features())}, {"version", QUERN_VERSION}};
+  return {{"cpu", json_text(topology.model)},
+          {"physical_cores", topology.physical},
+          {"features", describe_features(cpu::detect_features())},
+          {"version", QUERN_VERSION}};
 }
 
 Result<int> bench(const BenchOptions& options) {
@@ -203,7 +205,8 @@ void add_bench(CLI::App& app, Action& chosen) {
   list("-n,--tokens", options->tokens, "Numbers of single tokens to compute: N,N,... (32; 0: none)", 0);
   list("-d,--depth", options->depths, "Tokens before the single tokens: N,N,... (0)", 0);
   list("-t,--threads", options->threads, "Compute threads: N,N,... (the usable physical cores)", 1);
-  command->add_option("-r,--repetitions", options->repetitions, "Timed rounds after one untimed (3)")->check(CLI::Range(1, 100000));
+  command->add_option("-r,--repetitions", options->repetitions, "Timed rounds after one untimed (3)")
+      ->check(CLI::Range(1, 100000));
   command->add_option("--output", options->output, "table, csv, json or jsonl")
       ->check(CLI::IsMember({"table", "csv", "json", "jsonl"}));
   command->callback([options, &chosen] { chosen = [options] { return bench(*options); }; });

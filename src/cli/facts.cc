@@ -23,7 +23,8 @@ Json describe_memory(const engine::Engine& engine, const engine::Session* sessio
   for (int tag = 0; tag < cpu::kMemoryTags; tag++) {
     const auto t = static_cast<size_t>(tag);
     json["allocated"][std::string(cpu::memory_tag_name(static_cast<cpu::MemoryTag>(tag)))] = {
-        {"bytes", memory.process.current[t]}, {"peak_bytes", memory.process.peak[t]},
+        {"bytes", memory.process.current[t]},
+        {"peak_bytes", memory.process.peak[t]},
         {"allocations", memory.process.allocations[t]}};
   }
   json["peak_resident_bytes"] = memory.peak_resident;

@@ -51,8 +51,12 @@ Json describe_model(const model::ModelInfo& info) {
 Json describe_nodes(const std::vector<model::NodeReport>& report) {
   Json nodes = Json::array();
   for (const model::NodeReport& row : report) {
-    nodes.push_back({{"name", json_text(row.node)}, {"op", json_text(row.op)}, {"domain", json_text(row.domain)},
-                     {"owner", row.owner}, {"variant", row.variant}, {"reason", json_text(row.reason)},
+    nodes.push_back({{"name", json_text(row.node)},
+                     {"op", json_text(row.op)},
+                     {"domain", json_text(row.domain)},
+                     {"owner", row.owner},
+                     {"variant", row.variant},
+                     {"reason", json_text(row.reason)},
                      {"bytes_copied", row.bytes_copied}});
   }
   return nodes;
@@ -72,7 +76,8 @@ std::string table(const Json& model, const std::vector<model::NodeReport>& repor
     op_width = std::max(op_width, json_text(row.op).size());
     variant_width = std::max(variant_width, row.variant.size());
   }
-  text += fmt::format("{:<8} {:<{}} {:<{}} {:>12} NODE  (REASON)\n", "OWNER", "OP", op_width, "VARIANT", variant_width, "COPIED");
+  text += fmt::format("{:<8} {:<{}} {:<{}} {:>12} NODE  (REASON)\n", "OWNER", "OP", op_width, "VARIANT", variant_width,
+                      "COPIED");
   for (const model::NodeReport& row : report) {
     text += fmt::format("{:<8} {:<{}} {:<{}} {:>12} {}  ({})\n", row.owner, json_text(row.op), op_width, row.variant,
                         variant_width, row.bytes_copied, json_text(row.node), json_text(row.reason));
@@ -120,8 +125,11 @@ Result<int> inspect_kernels(const InspectOptions& options) {
   for (const ops::RoomEntry& room : ops::room_table()) {
     for (const ops::VariantInfo& variant : room.variants()) {
       const std::string reason = refusal(variant.isa, detected, usable);
-      rows.push_back({{"room", std::string(room.room)}, {"isa", std::string(cpu::isa_name(variant.isa))},
-                      {"symbol", std::string(variant.symbol)}, {"usable", reason.empty()}, {"reason", reason}});
+      rows.push_back({{"room", std::string(room.room)},
+                      {"isa", std::string(cpu::isa_name(variant.isa))},
+                      {"symbol", std::string(variant.symbol)},
+                      {"usable", reason.empty()},
+                      {"reason", reason}});
       text += fmt::format("{:<14} {:<11} {:<48} {}\n", room.room, cpu::isa_name(variant.isa), variant.symbol, reason);
     }
   }
@@ -134,8 +142,11 @@ Result<int> inspect_ops(const InspectOptions& options) {
   std::string text = fmt::format("{:<14} {:<34} {:<8} {}\n", "DOMAIN", "OPERATOR", "OPSETS", "ROOM");
   for (const ops::OpEntry& entry : ops::op_table()) {
     const std::string domain(entry.domain.empty() ? "ai.onnx" : entry.domain);
-    rows.push_back({{"domain", domain}, {"op", std::string(entry.op)}, {"first_opset", entry.first_opset},
-                    {"last_opset", entry.last_opset}, {"room", std::string(entry.room)}});
+    rows.push_back({{"domain", domain},
+                    {"op", std::string(entry.op)},
+                    {"first_opset", entry.first_opset},
+                    {"last_opset", entry.last_opset},
+                    {"room", std::string(entry.room)}});
     text += fmt::format("{:<14} {:<34} {:<8} {}\n", domain, entry.op,
                         fmt::format("{}-{}", entry.first_opset, entry.last_opset), entry.room);
   }
@@ -146,16 +157,11 @@ Result<int> inspect_ops(const InspectOptions& options) {
 Result<int> inspect_cpu(const InspectOptions& options) {
   const cpu::Topology topology = cpu::read_topology();
   QUERN_TRY(const cpu::Features usable, cpu::usable_features());
-  const Json json = {{"model", json_text(topology.model)},
-                     {"logical_processors", topology.logical},
-                     {"physical_cores", topology.physical},
-                     {"quota", topology.quota},
-                     {"default_threads", topology.usable},
-                     {"l1d_bytes", topology.l1d_bytes},
-                     {"l2_bytes", topology.l2_bytes},
-                     {"l3_bytes", topology.l3_bytes},
-                     {"memory_bytes", topology.memory_bytes},
-                     {"detected", describe_features(cpu::detect_features())},
+  const Json json = {{"model", json_text(topology.model)},    {"logical_processors", topology.logical},
+                     {"physical_cores", topology.physical},   {"quota", topology.quota},
+                     {"default_threads", topology.usable},    {"l1d_bytes", topology.l1d_bytes},
+                     {"l2_bytes", topology.l2_bytes},         {"l3_bytes", topology.l3_bytes},
+                     {"memory_bytes", topology.memory_bytes}, {"detected", describe_features(cpu::detect_features())},
                      {"usable", describe_features(usable)}};
   std::string text;
   for (const auto& [name, value] : json.items()) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Standard output is flushed at every write: whoever reads a pipe sees text when it is there, and a full disk is noticed.
+// Standard output is flushed at every write: whoever reads a pipe sees text when it is there, and a full disk is
+// noticed.
 #include "cli/output.h"
 
 #include <fmt/format.h>

@@ -54,14 +54,15 @@ extern "C" void on_interrupt(int) {
 }
 
 void watch_interrupts() {
-  struct sigaction action{};
+  struct sigaction action {};
   action.sa_handler = &on_interrupt;
+  action.sa_flags = SA_RESTART;  // text on its way out is not lost
   sigaction(SIGINT, &action, nullptr);
 }
 
 // ---- pieces ----
 
-// Refused here rather than by the engine, so that a large file is not read in vain.
+// Ids are checked before they become 32-bit numbers.
 Result<std::vector<int32_t>> prompt_tokens(const RunOptions& options, const engine::Engine& engine) {
   if (!options.prompt_ids.empty()) {
     std::vector<int32_t> ids;
@@ -110,8 +111,11 @@ struct Timings {
 
 Json describe_sampling(const engine::SamplingOptions& sampling) {
   if (sampling.greedy || sampling.temperature == 0) return {{"greedy", true}};
-  return {{"greedy", false}, {"temperature", json_number(sampling.temperature)}, {"top_k", sampling.top_k},
-          {"top_p", json_number(sampling.top_p)}, {"seed", sampling.seed}};
+  return {{"greedy", false},
+          {"temperature", json_number(sampling.temperature)},
+          {"top_k", sampling.top_k},
+          {"top_p", json_number(sampling.top_p)},
+          {"seed", sampling.seed}};
 }
 
 Json describe(const engine::Engine& engine, const engine::Session& session, const std::vector<int32_t>& prompt,
@@ -164,13 +168,16 @@ Result<int> run(const RunOptions& options) {
   if (prompt.size() <= static_cast<size_t>(engine->info().context_tokens)) {
     // What is asked for is usually short beside the prompt; a long limit is rarely reached.
     constexpr int64_t kMostReserved = 1024;
-    QUERN_TRY_VOID(session->reserve(static_cast<int64_t>(prompt.size()) + std::min<int64_t>(options.max_tokens, kMostReserved)));
+    QUERN_TRY_VOID(
+        session->reserve(static_cast<int64_t>(prompt.size()) + std::min<int64_t>(options.max_tokens, kMostReserved)));
   }
   stoppable.store(true);
   start = now_ns();
   engine::AppendOptions append;
   append.cancel = &interrupted;
-  append.progress = [&](int64_t done, int64_t total) { progress.show(fmt::format("prompt: {} of {} tokens", done, total)); };
+  append.progress = [&](int64_t done, int64_t total) {
+    progress.show(fmt::format("prompt: {} of {} tokens", done, total));
+  };
   QUERN_TRY_VOID(session->append(prompt, append));
   timings.prefill_ms = ms_since(start);
   progress.clear();
@@ -200,7 +207,8 @@ Result<int> run(const RunOptions& options) {
 
 void add_run(CLI::App& app, Action& chosen) {
   auto options = std::make_shared<RunOptions>();
-  CLI::App* command = app.add_subcommand("run", "Continue a prompt: text to standard output, everything else to standard error");
+  CLI::App* command =
+      app.add_subcommand("run", "Continue a prompt: text to standard output, everything else to standard error");
   command->add_option("MODEL", options->model, "The model's folder")->required();
   auto* source = command->add_option_group("prompt", "Where the prompt comes from");
   source->add_option("-p,--prompt", options->prompt, "The prompt itself");
@@ -208,9 +216,11 @@ void add_run(CLI::App& app, Action& chosen) {
   source->add_option("--prompt-ids", options->prompt_ids, "The prompt as token ids: N,N,...")->delimiter(',');
   source->add_option("STDIN", options->stdin_mark, "A single - : standard input")->check(CLI::IsMember({"-"}));
   source->require_option(1);
-  command->add_option("-n,--max-tokens", options->max_tokens, "Tokens to generate at most (256)")->check(CLI::NonNegativeNumber);
+  command->add_option("-n,--max-tokens", options->max_tokens, "Tokens to generate at most (256)")
+      ->check(CLI::NonNegativeNumber);
   auto* greedy = command->add_flag("--greedy", options->greedy, "Always the most likely token");
-  greedy->excludes(command->add_option("--temperature", options->temperature, "Flatter above 1, sharper below; 0 is greedy"));
+  greedy->excludes(
+      command->add_option("--temperature", options->temperature, "Flatter above 1, sharper below; 0 is greedy"));
   greedy->excludes(command->add_option("--top-k", options->top_k, "Sample from the K most likely tokens; 0: no limit"));
   greedy->excludes(command->add_option("--top-p", options->top_p, "Sample from the most likely tokens that sum to P"));
   command->add_option("--seed", options->seed, "Where the random numbers start; without it, anywhere");

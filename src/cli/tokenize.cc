@@ -72,7 +72,8 @@ Result<int> detokenize(const DetokenizeOptions& options) {
   std::vector<int32_t> ids;
   for (const int64_t id : options.ids) {
     if (id < 0 || id >= limit) {
-      return bad_request(fmt::format("token {}", ids.size()), fmt::format("has id {}, allowed are 0 to {}", id, limit - 1));
+      return bad_request(fmt::format("token {}", ids.size()),
+                         fmt::format("has id {}, allowed are 0 to {}", id, limit - 1));
     }
     ids.push_back(static_cast<int32_t>(id));
   }

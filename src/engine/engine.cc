@@ -34,8 +34,9 @@ Result<std::shared_ptr<const Engine>> Engine::open(const std::filesystem::path& 
     if (engine->tokenizer_) {
       const int32_t limit = engine->tokenizer_->id_limit();
       if (limit > engine->info().vocab) {
-        return bad_model((folder / "tokenizer.json").string(),
-                         fmt::format("has token ids up to {}, the model has {} of them", limit - 1, engine->info().vocab));
+        return bad_model(
+            (folder / "tokenizer.json").string(),
+            fmt::format("has token ids up to {}, the model has {} of them", limit - 1, engine->info().vocab));
       }
       if (engine->tokenizer_->vocab_size() != limit) {
         for (int32_t id = 0; id < limit; id++) {
@@ -75,9 +76,10 @@ Result<std::string> Engine::decode(std::span<const int32_t> ids, bool skip_speci
 Result<SamplingOptions> Engine::default_sampling() const {
   const model::SamplingDefaults& defaults = info().sampling;
   if (!defaults.unsupported.empty()) {
-    return unsupported(info().folder.string(), fmt::format("its generation settings ask for {}, which this version does "
-                                                           "not carry out; give sampling options of your own",
-                                                           fmt::join(defaults.unsupported, ", ")));
+    return unsupported(info().folder.string(),
+                       fmt::format("its generation settings ask for {}, which this version does "
+                                   "not carry out; give sampling options of your own",
+                                   fmt::join(defaults.unsupported, ", ")));
   }
   SamplingOptions options;
   options.greedy = !defaults.do_sample;

@@ -38,8 +38,8 @@ struct EngineMemory {
 // Immutable after opening: every call may come from any thread. Opened instruction sets follow QUERN_ISA.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
-  // Errors: what model::open_line() and text::Tokenizer::load() give; bad_model when the tokenizer has ids that the model
-  // has not; bad_request for a QUERN_ISA that the machine does not have.
+  // Errors: what model::open_line() and text::Tokenizer::load() give; bad_model when the tokenizer has ids that the
+  // model has not; bad_request for a QUERN_ISA that the machine does not have.
   static Result<std::shared_ptr<const Engine>> open(const std::filesystem::path& folder, const EngineOptions& options);
   ~Engine();
 

@@ -39,7 +39,8 @@ std::map<int32_t, int> draw(const SamplingOptions& options, std::span<const floa
 double margin(double p) { return 5 * std::sqrt(p * (1 - p) / kDraws); }
 
 void expect_shares(const std::map<int32_t, int>& counts, const std::map<int32_t, double>& expected) {
-  for (const auto& [id, count] : counts) EXPECT_TRUE(expected.contains(id)) << "id " << id << " was drawn " << count << " times";
+  for (const auto& [id, count] : counts)
+    EXPECT_TRUE(expected.contains(id)) << "id " << id << " was drawn " << count << " times";
   for (const auto& [id, p] : expected) {
     const auto at = counts.find(id);
     const double share = at == counts.end() ? 0 : static_cast<double>(at->second) / kDraws;
@@ -58,7 +59,8 @@ TEST(Random, GeneratorGivesThePublishedSequence) {
 TEST(Random, SeedsAreSpreadByThePublishedMixer) {
   // The first four values of SplitMix64 for 1234567 are the state.
   Random seeded(1234567);
-  Random expected(std::array<uint64_t, 4>{6457827717110365317u, 3203168211198807973u, 9817491932198370423u, 4593380528125082431u});
+  Random expected(
+      std::array<uint64_t, 4>{6457827717110365317u, 3203168211198807973u, 9817491932198370423u, 4593380528125082431u});
   for (int i = 0; i < 8; i++) EXPECT_EQ(seeded.next(), expected.next());
 }
 
@@ -89,12 +91,15 @@ TEST(Sampler, RowsThatAreNotFiniteAreRefusedWithTheId) {
     SamplingOptions options;
     options.greedy = greedy;
     Sampler sampler(options);
-    for (const auto& [row, id] : {std::pair{std::vector<float>{1, kNaN, 0}, "1"}, {{1, 9, kNaN}, "2"}, {{kNaN, 9}, "0"},
+    for (const auto& [row, id] : {std::pair{std::vector<float>{1, kNaN, 0}, "1"},
+                                  {{1, 9, kNaN}, "2"},
+                                  {{kNaN, 9}, "0"},
                                   {{kInfinity, 1}, "0"}}) {
       const auto result = sampler.sample(row);
       ASSERT_FALSE(result.ok());
       EXPECT_EQ(result.error().code, Errc::bad_model);
-      EXPECT_NE(result.error().message().find(std::string("token id ") + id), std::string::npos) << result.error().message();
+      EXPECT_NE(result.error().message().find(std::string("token id ") + id), std::string::npos)
+          << result.error().message();
     }
     EXPECT_FALSE(sampler.sample(std::vector<float>{-kInfinity, -kInfinity}).ok());
     EXPECT_FALSE(sampler.sample(std::vector<float>{}).ok());

@@ -52,13 +52,14 @@ Result<void> Session::check(std::span<const int32_t> ids) const {
   }
   for (size_t i = 0; i < ids.size(); i++) {
     if (ids[i] >= 0 && ids[i] < info.vocab) continue;
-    return bad_request(fmt::format("prompt token {}", i), fmt::format("has id {}, allowed are 0 to {}", ids[i], info.vocab - 1));
+    return bad_request(fmt::format("prompt token {}", i),
+                       fmt::format("has id {}, allowed are 0 to {}", ids[i], info.vocab - 1));
   }
   return {};
 }
 
-// Computes what the state lacks of the first `last` tokens. `all_rows` may be empty, or takes the rows of the tokens from
-// last - (its rows) on.
+// Computes what the state lacks of the first `last` tokens. `all_rows` may be empty, or takes the rows of the tokens
+// from last - (its rows) on.
 Result<void> Session::compute(int64_t last, std::span<float> all_rows, const AppendOptions& options) {
   const int64_t vocab = engine_->info().vocab;
   const int64_t first_row = last - static_cast<int64_t>(all_rows.size()) / vocab;
@@ -72,9 +73,11 @@ Result<void> Session::compute(int64_t last, std::span<float> all_rows, const App
     if (at < first_row) count = std::min(count, first_row - at);
     const std::span<const int32_t> ids(tokens_.data() + at, static_cast<size_t>(count));
     if (!all_rows.empty() && at >= first_row) {
-      const auto rows = all_rows.subspan(static_cast<size_t>((at - first_row) * vocab), static_cast<size_t>(count * vocab));
+      const auto rows =
+          all_rows.subspan(static_cast<size_t>((at - first_row) * vocab), static_cast<size_t>(count * vocab));
       QUERN_TRY_VOID(engine_->line().forward(*state_, ids, {0, count}, rows));
-      if (at + count == last) std::memcpy(row().data(), rows.last(static_cast<size_t>(vocab)).data(), row().size_bytes());
+      if (at + count == last)
+        std::memcpy(row().data(), rows.last(static_cast<size_t>(vocab)).data(), row().size_bytes());
     } else if (at + count == last) {
       QUERN_TRY_VOID(engine_->line().forward(*state_, ids, {}, row()));
     } else {
@@ -94,7 +97,8 @@ Result<void> Session::extend(std::span<const int32_t> ids, std::span<float> all_
     const size_t tokens_before = tokens_.size();
     const int64_t computed_before = state_->length_tokens();
     tokens_.insert(tokens_.end(), ids.begin(), ids.end());
-    auto done = or_no_memory("prompt", [&] { return compute(static_cast<int64_t>(tokens_.size()), all_rows, options); });
+    auto done =
+        or_no_memory("prompt", [&] { return compute(static_cast<int64_t>(tokens_.size()), all_rows, options); });
     if (done.ok()) return done;
     tokens_.resize(tokens_before);
     QUERN_TRY_VOID(state_->rewind(std::min(computed_before, state_->length_tokens())));
@@ -102,7 +106,9 @@ Result<void> Session::extend(std::span<const int32_t> ids, std::span<float> all_
   });
 }
 
-Result<void> Session::append(std::span<const int32_t> ids, const AppendOptions& options) { return extend(ids, {}, options); }
+Result<void> Session::append(std::span<const int32_t> ids, const AppendOptions& options) {
+  return extend(ids, {}, options);
+}
 
 Result<void> Session::logits(std::span<const int32_t> ids, std::span<float> logits, const AppendOptions& options) {
   const size_t needed = ids.size() * static_cast<size_t>(engine_->info().vocab);
@@ -123,7 +129,8 @@ Result<void> Session::refresh_row() {
 
 Result<int32_t> Session::choose(Sampler& sampler, GenerateTimings& timings) {
   const int64_t start = now_ns();
-  for (const int32_t id : engine_->unsampled_ids()) row()[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
+  for (const int32_t id : engine_->unsampled_ids())
+    row()[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
   auto id = sampler.sample(row().first(static_cast<size_t>(engine_->sampled_ids())));
   timings.sample_ms += ms_since(start);
   return id;
@@ -145,7 +152,8 @@ Result<Generation> Session::generate_tokens(const GenerateOptions& options) {
   Sampler sampler(options.sampling);
   std::optional<text::StreamDetokenizer> detokenizer;
   if (engine_->tokenizer()) detokenizer.emplace(*engine_->tokenizer(), true);
-  if (options.max_tokens > 0) result.token_ids.reserve(static_cast<size_t>(std::min<int64_t>(options.max_tokens, context)));
+  if (options.max_tokens > 0)
+    result.token_ids.reserve(static_cast<size_t>(std::min<int64_t>(options.max_tokens, context)));
   bool wanted = true;
   for (int32_t n = 0; n < options.max_tokens; n++) {
     // A token that has no position left can be chosen but not be followed.
@@ -183,7 +191,8 @@ Result<Generation> Session::generate_tokens(const GenerateOptions& options) {
 }
 
 Result<void> Session::reserve(int64_t tokens) {
-  return or_no_memory("session", [&] { return state_->reserve(std::min<int64_t>(tokens, engine_->info().context_tokens)); });
+  return or_no_memory("session",
+                      [&] { return state_->reserve(std::min<int64_t>(tokens, engine_->info().context_tokens)); });
 }
 
 void Session::reset() {

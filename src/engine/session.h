@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owns one timeline of an engine: the tokens so far, prompts in chunks, generation until an end. With engine.h the whole
-// surface for programs. Does not own what a prompt looks like, nor where text goes.
+// Owns one timeline of an engine: the tokens so far, prompts in chunks, generation until an end. With engine.h the
+// whole surface for programs. Does not own what a prompt looks like, nor where text goes.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,7 @@ namespace quern::engine {
 using CancelFlag = const std::atomic<bool>*;
 
 struct AppendOptions {
-  int32_t chunk_tokens = 512;  // at least 1; tokens computed at once
+  int32_t chunk_tokens = 512;                                 // at least 1; tokens computed at once
   std::function<void(int64_t done, int64_t total)> progress;  // after each chunk; may be empty
   CancelFlag cancel = nullptr;
 };
@@ -66,19 +66,21 @@ class Session {
   // All tokens: appended and generated. A generated token may still have to be computed; nobody sees that from outside.
   std::span<const int32_t> tokens() const { return tokens_; }
 
-  // Computes `ids` behind the tokens so far. Errors, before anything is computed: bad_request (an id outside the model's
-  // vocabulary, by position), too_long (with both numbers); later: cancelled, no_memory, what the model reports. After an
-  // error the session is as before.
+  // Computes `ids` behind the tokens so far. Errors, before anything is computed: bad_request (an id outside the
+  // model's vocabulary, by position), too_long (with both numbers); later: cancelled, no_memory, what the model
+  // reports. After an error the session is as before.
   Result<void> append(std::span<const int32_t> ids, const AppendOptions& options = {});
 
-  // append(), and the logits after every one of `ids`: row-major [ids, vocab] into `logits`, which has that many elements.
+  // append(), and the logits after every one of `ids`: row-major [ids, vocab] into `logits`, which has that many
+  // elements.
   Result<void> logits(std::span<const int32_t> ids, std::span<float> logits, const AppendOptions& options = {});
 
   // Generates behind the tokens so far, of which there must be one. A full context ends it as `length`. Errors:
   // bad_request, no_memory, bad_model (see Sampler); the tokens generated before it stay in the session.
   Result<Generation> generate(const GenerateOptions& options);
 
-  // A hint that the session will get this long (cut to the context): what is computed later then need not move the past.
+  // A hint that the session will get this long (cut to the context): what is computed later then need not move the
+  // past.
   Result<void> reserve(int64_t tokens);
   void reset();
   // Errors: bad_request when there are fewer tokens.

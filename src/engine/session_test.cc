@@ -177,7 +177,8 @@ TEST_F(SessionTest, StopIdEndsGenerationAndGivesNoText) {
   ASSERT_TRUE(generation.ok());
   EXPECT_EQ(generation->finish_reason, FinishReason::stop);
   EXPECT_EQ(generation->token_ids, std::vector<int32_t>(free_run.begin(), at + 1));
-  EXPECT_EQ(generation->text, *engine_->decode(std::span(generation->token_ids).first(generation->token_ids.size() - 1)));
+  EXPECT_EQ(generation->text,
+            *engine_->decode(std::span(generation->token_ids).first(generation->token_ids.size() - 1)));
 }
 
 TEST_F(SessionTest, ModelsOwnStopIdsAreTheDefault) {

@@ -15,22 +15,14 @@ namespace {
 
 ops::AttributeType attribute_type(formats::AttributeType type) {
   switch (type) {
-    case formats::AttributeType::kFloat:
-      return ops::AttributeType::f;
-    case formats::AttributeType::kInt:
-      return ops::AttributeType::i;
-    case formats::AttributeType::kString:
-      return ops::AttributeType::s;
-    case formats::AttributeType::kTensor:
-      return ops::AttributeType::tensor;
-    case formats::AttributeType::kFloats:
-      return ops::AttributeType::floats;
-    case formats::AttributeType::kInts:
-      return ops::AttributeType::ints;
-    case formats::AttributeType::kStrings:
-      return ops::AttributeType::strings;
-    default:
-      return ops::AttributeType::other;
+    case formats::AttributeType::kFloat: return ops::AttributeType::f;
+    case formats::AttributeType::kInt: return ops::AttributeType::i;
+    case formats::AttributeType::kString: return ops::AttributeType::s;
+    case formats::AttributeType::kTensor: return ops::AttributeType::tensor;
+    case formats::AttributeType::kFloats: return ops::AttributeType::floats;
+    case formats::AttributeType::kInts: return ops::AttributeType::ints;
+    case formats::AttributeType::kStrings: return ops::AttributeType::strings;
+    default: return ops::AttributeType::other;
   }
 }
 
@@ -71,14 +63,10 @@ ops::IntValues known_values(const ops::Tensor& t) {
 
 std::string_view owner_name(Owner owner) {
   switch (owner) {
-    case Owner::kernel:
-      return "kernel";
-    case Owner::prepared:
-      return "prepared";
-    case Owner::view:
-      return "view";
-    case Owner::fused:
-      return "fused";
+    case Owner::kernel: return "kernel";
+    case Owner::prepared: return "prepared";
+    case Owner::view: return "view";
+    case Owner::fused: return "fused";
   }
   return "?";
 }

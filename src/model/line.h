@@ -19,8 +19,8 @@
 
 namespace quern::model {
 
-// How the model's authors want text to be sampled where a caller asks for nothing else. Zero top_k and a top_p of 0 or 1
-// mean no limit.
+// How the model's authors want text to be sampled where a caller asks for nothing else. Zero top_k and a top_p of 0 or
+// 1 mean no limit.
 struct SamplingDefaults {
   bool do_sample = false;
   float temperature = 1.0f;
@@ -37,7 +37,7 @@ struct ModelInfo {
   int32_t vocab = 0;           // logits of one row
   int32_t layers = 0;
   int32_t hidden = 0;
-  int32_t heads = 0;     // query heads
+  int32_t heads = 0;  // query heads
   int32_t kv_heads = 0;
   int32_t head_size = 0;
   std::vector<int32_t> eos_ids;  // at least one
@@ -56,7 +56,7 @@ struct NodeReport {
   std::string owner;    // "kernel", "prepared", "view" or "fused": there is no fifth
   std::string variant;  // kernel symbol, empty for nodes without one
   std::string reason;
-  int64_t ns = 0;             // with OpenOptions::profile
+  int64_t ns = 0;  // with OpenOptions::profile
   uint64_t bytes_copied = 0;
 };
 
@@ -76,8 +76,8 @@ struct StateCounters {
   uint64_t weight_bytes_read = 0;
 };
 
-// One timeline: what the model remembers of the tokens so far. Not for two threads at once; different States of one Line
-// may be used at once. Must not outlive its Line.
+// One timeline: what the model remembers of the tokens so far. Not for two threads at once; different States of one
+// Line may be used at once. Must not outlive its Line.
 class State {
  public:
   virtual ~State() = default;
@@ -120,8 +120,8 @@ class Line {
   // the scores of the token that follows ids[wanted.first + r]. Calls of several ids equal calls of one id each within
   // the models' numeric class; the same call gives the same bits on any number of threads.
   // Allocates nothing once a call of the same number of ids has been made and the past has room (State::reserve).
-  // Errors, all of them before anything is computed where they concern the arguments: bad_request (no ids, an id outside
-  // [0, vocab), rows outside the call, logits of another size), too_long (more positions than context_tokens),
+  // Errors, all of them before anything is computed where they concern the arguments: bad_request (no ids, an id
+  // outside [0, vocab), rows outside the call, logits of another size), too_long (more positions than context_tokens),
   // no_memory. After an error the timeline has its old length and `logits` is undefined.
   virtual Result<void> forward(State& state, std::span<const int32_t> ids, Rows wanted,
                                std::span<float> logits) const = 0;
@@ -134,7 +134,7 @@ class Line {
 struct OpenOptions {
   cpu::Pool* pool = nullptr;  // must outlive the Line
   cpu::Features features;
-  bool profile = false;       // measure the time of every node
+  bool profile = false;  // measure the time of every node
 };
 
 // What a folder holds, read from its files and never guessed from its name.
@@ -147,8 +147,8 @@ struct Identity {
 // bad_model (a part of the model is missing, by name; a damaged configuration), io (no such folder).
 Result<Identity> identify(const std::filesystem::path& folder);
 
-// Opens the model in `folder` with the line that its type names. Errors: those of identify(), and what the line finds in
-// the files: bad_model, unsupported, no_memory, io.
+// Opens the model in `folder` with the line that its type names. Errors: those of identify(), and what the line finds
+// in the files: bad_model, unsupported, no_memory, io.
 Result<std::unique_ptr<Line>> open_line(const std::filesystem::path& folder, const OpenOptions& options);
 
 }  // namespace quern::model

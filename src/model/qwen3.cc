@@ -81,9 +81,14 @@ class Qwen3State final : public State {
 
 class Qwen3Line final : public Line {
  public:
-  Qwen3Line(std::shared_ptr<const graph::Model> graph, Qwen3Binding bound, ModelInfo model_info, const OpenOptions& options)
-      : model(std::move(graph)), binding(std::move(bound)), pool(options.pool), profile(options.profile),
-        info_(std::move(model_info)), ones_(static_cast<size_t>(info_.context_tokens), 1) {}
+  Qwen3Line(std::shared_ptr<const graph::Model> graph, Qwen3Binding bound, ModelInfo model_info,
+            const OpenOptions& options)
+      : model(std::move(graph)),
+        binding(std::move(bound)),
+        pool(options.pool),
+        profile(options.profile),
+        info_(std::move(model_info)),
+        ones_(static_cast<size_t>(info_.context_tokens), 1) {}
 
   const ModelInfo& info() const override { return info_; }
   Result<std::unique_ptr<State>> new_state() const override { return std::unique_ptr<State>(new Qwen3State(*this)); }
@@ -124,8 +129,8 @@ size_t Qwen3State::cache_bytes(int64_t capacity) const {
   return 2 * layers_.size() * layer_bytes(line_.info(), capacity);
 }
 
-// All new buffers are taken before a row is copied, so that a failure leaves the timeline as it was. The old buffer of a
-// layer goes as soon as its rows are copied; pages of new ones become resident only then.
+// All new buffers are taken before a row is copied, so that a failure leaves the timeline as it was. The old buffer of
+// a layer goes as soon as its rows are copied; pages of new ones become resident only then.
 Result<void> Qwen3State::set_capacity(int64_t capacity) {
   const ModelInfo& info = line_.info();
   const size_t bytes = layer_bytes(info, capacity);
@@ -181,7 +186,8 @@ Result<void> Qwen3State::reserve(int64_t tokens) {
   if (tokens <= capacity_) return {};
   const int64_t context = line_.info().context_tokens;
   if (tokens > context) {
-    return Error{Errc::too_long, fmt::format("{} tokens do not fit the model's context of {}", tokens, context), "prompt"};
+    return Error{Errc::too_long, fmt::format("{} tokens do not fit the model's context of {}", tokens, context),
+                 "prompt"};
   }
   const int64_t wanted = std::max({tokens, 2 * capacity_, kFirstCapacity});
   return set_capacity(std::min(round_up(wanted, kCapacityStep), context));
@@ -190,7 +196,8 @@ Result<void> Qwen3State::reserve(int64_t tokens) {
 Result<std::unique_ptr<State>> Qwen3State::fork() const {
   auto copy = std::make_unique<Qwen3State>(line_);
   if (length_ > 0) {
-    QUERN_TRY_VOID(copy->set_capacity(std::min<int64_t>(round_up(length_ + 1, kCapacityStep), line_.info().context_tokens)));
+    QUERN_TRY_VOID(
+        copy->set_capacity(std::min<int64_t>(round_up(length_ + 1, kCapacityStep), line_.info().context_tokens)));
     const size_t head_size = static_cast<size_t>(line_.info().head_size);
     for (size_t i = 0; i < layers_.size(); i++) {
       for (auto half : {&Cache::key, &Cache::value}) {
@@ -222,7 +229,8 @@ void Qwen3State::feed(std::span<const int32_t> ids) {
 }
 
 // Arguments are checked by Qwen3Line::forward().
-Result<void> Qwen3State::forward(std::span<const int32_t> ids, int64_t first_row, int64_t rows, std::span<float> logits) {
+Result<void> Qwen3State::forward(std::span<const int32_t> ids, int64_t first_row, int64_t rows,
+                                 std::span<float> logits) {
   const auto count = static_cast<int64_t>(ids.size());
   QUERN_TRY_VOID(reserve(length_ + count));
   feed(ids);
@@ -240,8 +248,8 @@ Result<void> Qwen3State::forward(std::span<const int32_t> ids, int64_t first_row
 
   const ops::Shape expected{1, by_row ? rows : count, line_.info().vocab};
   if (!(out.result.shape == expected)) {
-    return bad_model("output logits", fmt::format("has shape {}, expected {}", out.result.shape.to_string(),
-                                                  expected.to_string()));
+    return bad_model("output logits",
+                     fmt::format("has shape {}, expected {}", out.result.shape.to_string(), expected.to_string()));
   }
   if (!by_row && rows > 0) {
     std::memcpy(logits.data(), out.result.as<float>() + first_row * line_.info().vocab, logits.size_bytes());
@@ -273,12 +281,13 @@ Result<void> Qwen3Line::forward(State& base, std::span<const int32_t> ids, Rows 
   }
   const int64_t total = state->length_tokens() + count;
   if (total > info_.context_tokens) {
-    return Error{Errc::too_long, fmt::format("{} tokens do not fit the model's context of {}", total, info_.context_tokens),
-                 "ids"};
+    return Error{Errc::too_long,
+                 fmt::format("{} tokens do not fit the model's context of {}", total, info_.context_tokens), "ids"};
   }
   const int64_t first = wanted.first == Rows::kLast ? count - wanted.count : wanted.first;
   if (wanted.count < 0 || first < 0 || first > count - wanted.count) {
-    return bad_request("rows", fmt::format("{} rows from {} asked of a call of {} tokens", wanted.count, wanted.first, count));
+    return bad_request("rows",
+                       fmt::format("{} rows from {} asked of a call of {} tokens", wanted.count, wanted.first, count));
   }
   if (logits.size() != static_cast<size_t>(wanted.count) * static_cast<size_t>(info_.vocab)) {
     return bad_request("logits", fmt::format("has {} elements, {} rows of {} need {}", logits.size(), wanted.count,
@@ -312,13 +321,17 @@ MemoryReport Qwen3Line::memory() const {
 
 // ---- opening ----
 
-// What the search section asks for beyond sampling. Leaving it out silently would change what the model's authors meant.
+// What the search section asks for beyond sampling. Leaving it out silently would change what the model's authors
+// meant.
 std::vector<std::string> unsupported_search(const formats::GenaiSearch& search) {
   std::vector<std::string> names;
-  if (search.repetition_penalty != 1.0f) names.push_back(fmt::format("repetition_penalty {}", search.repetition_penalty));
+  if (search.repetition_penalty != 1.0f)
+    names.push_back(fmt::format("repetition_penalty {}", search.repetition_penalty));
   if (search.num_beams != 1) names.push_back(fmt::format("num_beams {}", search.num_beams));
-  if (search.num_return_sequences != 1) names.push_back(fmt::format("num_return_sequences {}", search.num_return_sequences));
-  if (search.no_repeat_ngram_size != 0) names.push_back(fmt::format("no_repeat_ngram_size {}", search.no_repeat_ngram_size));
+  if (search.num_return_sequences != 1)
+    names.push_back(fmt::format("num_return_sequences {}", search.num_return_sequences));
+  if (search.no_repeat_ngram_size != 0)
+    names.push_back(fmt::format("no_repeat_ngram_size {}", search.no_repeat_ngram_size));
   if (search.min_length != 0) names.push_back(fmt::format("min_length {}", search.min_length));
   return names;
 }
@@ -361,8 +374,9 @@ Result<void> check_cache_size(const formats::GenaiConfig& config, const std::str
     if (bytes) bytes = checked_mul(*bytes, factor);
   }
   if (bytes && *bytes > 0) return {};
-  return bad_model(where, "layers, key and value heads, head size and context length multiply to more bytes than memory "
-                          "can have addresses");
+  return bad_model(where,
+                   "layers, key and value heads, head size and context length multiply to more bytes than memory "
+                   "can have addresses");
 }
 
 }  // namespace
@@ -374,7 +388,7 @@ Result<std::unique_ptr<Line>> open_qwen3(const fs::path& folder, const OpenOptio
   const fs::path onnx_path = folder / config.decoder.filename;
   std::error_code ec;
   if (!fs::exists(onnx_path, ec)) {
-    return bad_model(where + ": /model/decoder/filename",
+    return bad_model(where + ": model.decoder.filename",
                      fmt::format("names {}, which is not in the folder", quote_name(config.decoder.filename)));
   }
   QUERN_TRY_VOID(check_cache_size(config, where));

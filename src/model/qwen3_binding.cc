@@ -31,7 +31,7 @@ class Binder {
   }
 
  private:
-  std::string at(std::string_view path) const { return fmt::format("{}: /model/{}", where_, path); }
+  std::string at(std::string_view path) const { return fmt::format("{}: model.{}", where_, path); }
 
   Error disagree(std::string_view path, int64_t configured, int64_t in_graph, std::string_view what) const {
     return bad_model(at(path), fmt::format("is {}, but the graph has {} {}", configured, in_graph, what));
@@ -39,11 +39,12 @@ class Binder {
 
   Result<int> input(std::string_view name, std::string_view path, DType dtype) {
     const int index = model_.input_index(name);
-    if (index < 0) return bad_model(at(path), fmt::format("names input {}, which the graph does not have", quote_name(name)));
+    if (index < 0)
+      return bad_model(at(path), fmt::format("names input {}, which the graph does not have", quote_name(name)));
     const graph::Port& port = model_.inputs()[static_cast<size_t>(index)];
     if (port.dtype != dtype) {
-      return unsupported(fmt::format("input {}", quote_name(name)), fmt::format("has type {}, only {} is supported",
-                                                                            dtype_name(port.dtype), dtype_name(dtype)));
+      return unsupported(fmt::format("input {}", quote_name(name)),
+                         fmt::format("has type {}, only {} is supported", dtype_name(port.dtype), dtype_name(dtype)));
     }
     bound_.push_back(index);
     return index;
@@ -51,7 +52,8 @@ class Binder {
 
   Result<int> output(std::string_view name, std::string_view path) const {
     const int index = model_.output_index(name);
-    if (index < 0) return bad_model(at(path), fmt::format("names output {}, which the graph does not have", quote_name(name)));
+    if (index < 0)
+      return bad_model(at(path), fmt::format("names output {}, which the graph does not have", quote_name(name)));
     const graph::Port& port = model_.outputs()[static_cast<size_t>(index)];
     const DType dtype = ir_.values[static_cast<size_t>(port.value)].dtype;
     if (dtype != DType::f32) {
@@ -63,9 +65,10 @@ class Binder {
 
   Result<void> bind_tokens() {
     const auto& decoder = config_.decoder;
-    QUERN_TRY(binding_.input_ids, input(decoder.inputs.input_ids, "decoder/inputs/input_ids", DType::i64));
-    QUERN_TRY(binding_.attention_mask, input(decoder.inputs.attention_mask, "decoder/inputs/attention_mask", DType::i64));
-    QUERN_TRY(binding_.logits, output(decoder.outputs.logits, "decoder/outputs/logits"));
+    QUERN_TRY(binding_.input_ids, input(decoder.inputs.input_ids, "decoder.inputs.input_ids", DType::i64));
+    QUERN_TRY(binding_.attention_mask,
+              input(decoder.inputs.attention_mask, "decoder.inputs.attention_mask", DType::i64));
+    QUERN_TRY(binding_.logits, output(decoder.outputs.logits, "decoder.outputs.logits"));
     return {};
   }
 
@@ -76,8 +79,8 @@ class Binder {
     }
     const auto layers = static_cast<size_t>(config_.decoder.num_hidden_layers);
     if (attention_.size() == layers) return {};
-    return disagree("decoder/num_hidden_layers", config_.decoder.num_hidden_layers, static_cast<int64_t>(attention_.size()),
-                    "attention nodes");
+    return disagree("decoder.num_hidden_layers", config_.decoder.num_hidden_layers,
+                    static_cast<int64_t>(attention_.size()), "attention nodes");
   }
 
   Result<void> bind_layers() {
@@ -86,10 +89,10 @@ class Binder {
     for (int32_t i = 0; i < config_.decoder.num_hidden_layers; i++) {
       const auto name = [&](const std::string& form) { return formats::layer_value_name(form, i); };
       Qwen3Layer layer;
-      QUERN_TRY(layer.past_key, input(name(in.past_key_names), "decoder/inputs/past_key_names", DType::f32));
-      QUERN_TRY(layer.past_value, input(name(in.past_value_names), "decoder/inputs/past_value_names", DType::f32));
-      QUERN_TRY(layer.present_key, output(name(out.present_key_names), "decoder/outputs/present_key_names"));
-      QUERN_TRY(layer.present_value, output(name(out.present_value_names), "decoder/outputs/present_value_names"));
+      QUERN_TRY(layer.past_key, input(name(in.past_key_names), "decoder.inputs.past_key_names", DType::f32));
+      QUERN_TRY(layer.past_value, input(name(in.past_value_names), "decoder.inputs.past_value_names", DType::f32));
+      QUERN_TRY(layer.present_key, output(name(out.present_key_names), "decoder.outputs.present_key_names"));
+      QUERN_TRY(layer.present_value, output(name(out.present_value_names), "decoder.outputs.present_value_names"));
       QUERN_TRY_VOID(check_layer(layer));
       binding_.layers.push_back(layer);
     }
@@ -113,8 +116,10 @@ class Binder {
     for (const graph::Port* port : {&key, &value}) {
       QUERN_TRY_VOID(check_past_shape(*port));
     }
-    QUERN_TRY_VOID(check_attribute(node, "num_heads", config_.decoder.num_attention_heads, "decoder/num_attention_heads"));
-    QUERN_TRY_VOID(check_attribute(node, "kv_num_heads", config_.decoder.num_key_value_heads, "decoder/num_key_value_heads"));
+    QUERN_TRY_VOID(
+        check_attribute(node, "num_heads", config_.decoder.num_attention_heads, "decoder.num_attention_heads"));
+    QUERN_TRY_VOID(
+        check_attribute(node, "kv_num_heads", config_.decoder.num_key_value_heads, "decoder.num_key_value_heads"));
     return check_context(node);
   }
 
@@ -137,11 +142,11 @@ class Binder {
     const auto& heads = port.dims[1];
     const auto& size = port.dims[3];
     if (heads.extent >= 0 && heads.extent != config_.decoder.num_key_value_heads) {
-      return disagree("decoder/num_key_value_heads", config_.decoder.num_key_value_heads, heads.extent,
+      return disagree("decoder.num_key_value_heads", config_.decoder.num_key_value_heads, heads.extent,
                       fmt::format("in {}", where));
     }
     if (size.extent >= 0 && size.extent != config_.decoder.head_size) {
-      return disagree("decoder/head_size", config_.decoder.head_size, size.extent, fmt::format("in {}", where));
+      return disagree("decoder.head_size", config_.decoder.head_size, size.extent, fmt::format("in {}", where));
     }
     return {};
   }
@@ -178,7 +183,8 @@ class Binder {
         return disagree("vocab_size", config_.vocab_size, table->shape[0], "rows in its embedding");
       }
       if (table->shape[1] != config_.decoder.hidden_size) {
-        return disagree("decoder/hidden_size", config_.decoder.hidden_size, table->shape[1], "columns in its embedding");
+        return disagree("decoder.hidden_size", config_.decoder.hidden_size, table->shape[1],
+                        "columns in its embedding");
       }
     }
     return {};
@@ -225,7 +231,8 @@ class Binder {
 
 }  // namespace
 
-Result<Qwen3Binding> bind_qwen3(const graph::Model& model, const formats::GenaiConfig& config, const std::string& where) {
+Result<Qwen3Binding> bind_qwen3(const graph::Model& model, const formats::GenaiConfig& config,
+                                const std::string& where) {
   return Binder(model, config, where).bind();
 }
 

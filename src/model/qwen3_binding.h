@@ -33,6 +33,7 @@ struct Qwen3Binding {
 // the rotary caches; every layer's past and present belong to one GroupQueryAttention node and to nothing else, so that
 // they may be the same memory; every other graph input has a default.
 // Errors: bad_model with both numbers, unsupported for inputs and types that this line does not feed.
-Result<Qwen3Binding> bind_qwen3(const graph::Model& model, const formats::GenaiConfig& config, const std::string& where);
+Result<Qwen3Binding> bind_qwen3(const graph::Model& model, const formats::GenaiConfig& config,
+                                const std::string& where);
 
 }  // namespace quern::model

@@ -223,13 +223,14 @@ TEST_F(Qwen3Line, EveryNodeHasOneOfFourOwners) {
   // Embedding, mask (6), first norm; per layer 7 products, attention, 2 norms, Sigmoid and 2 Mul; the head.
   EXPECT_EQ(report.size(), 1u + 6 + 1 + 2 * 13 + 1);
   for (const NodeReport& row : report) {
-    EXPECT_TRUE(row.owner == "kernel" || row.owner == "prepared" || row.owner == "view" || row.owner == "fused") << row.owner;
+    EXPECT_TRUE(row.owner == "kernel" || row.owner == "prepared" || row.owner == "view" || row.owner == "fused")
+        << row.owner;
     EXPECT_EQ(row.owner == "kernel", !row.variant.empty()) << row.node;
   }
 }
 
 struct Disagreement {
-  const char* pointer;
+  const char* field;
   int configured;
   int in_graph;
 };
@@ -239,33 +240,33 @@ class Qwen3Config : public Qwen3Line, public testing::WithParamInterface<Disagre
 TEST_P(Qwen3Config, DisagreementWithTheGraphNamesBothNumbers) {
   TinyQwen3 model;
   model.edit_config = [](nlohmann::json& json) {
-    json[nlohmann::json::json_pointer(GetParam().pointer)] = GetParam().configured;
+    std::string pointer = std::string("/") + GetParam().field;
+    std::replace(pointer.begin(), pointer.end(), '.', '/');
+    json[nlohmann::json::json_pointer(pointer)] = GetParam().configured;
   };
   const auto line = open(model);
   ASSERT_FALSE(line.ok());
   EXPECT_EQ(line.error().code, Errc::bad_model);
   const std::string text = line.error().message();
-  EXPECT_NE(text.find(GetParam().pointer), std::string::npos) << text;
+  EXPECT_NE(text.find(GetParam().field), std::string::npos) << text;
   EXPECT_NE(text.find(std::to_string(GetParam().configured)), std::string::npos) << text;
   EXPECT_NE(text.find(std::to_string(GetParam().in_graph)), std::string::npos) << text;
 }
 
 INSTANTIATE_TEST_SUITE_P(Fields, Qwen3Config,
-                         testing::Values(Disagreement{"/model/decoder/num_hidden_layers", 3, 2},
-                                         Disagreement{"/model/decoder/num_hidden_layers", 1, 2},
-                                         Disagreement{"/model/decoder/num_key_value_heads", 4, 2},
-                                         Disagreement{"/model/decoder/num_attention_heads", 8, 4},
-                                         Disagreement{"/model/decoder/head_size", 32, 16},
-                                         Disagreement{"/model/decoder/hidden_size", 64, 32},
-                                         Disagreement{"/model/vocab_size", 400, 320},
-                                         Disagreement{"/model/context_length", 2048, 1024},
-                                         Disagreement{"/model/context_length", 512, 1024}));
+                         testing::Values(Disagreement{"model.decoder.num_hidden_layers", 3, 2},
+                                         Disagreement{"model.decoder.num_hidden_layers", 1, 2},
+                                         Disagreement{"model.decoder.num_key_value_heads", 4, 2},
+                                         Disagreement{"model.decoder.num_attention_heads", 8, 4},
+                                         Disagreement{"model.decoder.head_size", 32, 16},
+                                         Disagreement{"model.decoder.hidden_size", 64, 32},
+                                         Disagreement{"model.vocab_size", 400, 320},
+                                         Disagreement{"model.context_length", 2048, 1024},
+                                         Disagreement{"model.context_length", 512, 1024}));
 
 TEST_F(Qwen3Line, PastThatTheGraphLacksIsRefusedByName) {
   TinyQwen3 model;
-  model.edit_config = [](nlohmann::json& json) {
-    json["model"]["decoder"]["inputs"]["past_key_names"] = "cache.%d.k";
-  };
+  model.edit_config = [](nlohmann::json& json) { json["model"]["decoder"]["inputs"]["past_key_names"] = "cache.%d.k"; };
   const auto line = open(model);
   ASSERT_FALSE(line.ok());
   EXPECT_EQ(line.error().code, Errc::bad_model);

@@ -68,8 +68,9 @@ std::string known_types(Format format) {
   return text;
 }
 
-// The string at `pointer` of a JSON file. The rest of the file is not looked at: a line checks its own configuration.
-Result<std::string> read_type(const fs::path& path, const char* pointer) {
+// The string at `field`, a dotted JSON path. The rest of the file is not looked at: a line checks its own
+// configuration.
+Result<std::string> read_type(const fs::path& path, std::string_view field) {
   QUERN_TRY(const FileMap map, FileMap::open(path));
   if (map.bytes().size() > kLargestConfigBytes) {
     return bad_model(path.string(), fmt::format("has {} bytes, a configuration has at most {}", map.bytes().size(),
@@ -77,8 +78,10 @@ Result<std::string> read_type(const fs::path& path, const char* pointer) {
   }
   const auto* text = reinterpret_cast<const char*>(map.bytes().data());
   const auto json = nlohmann::json::parse(text, text + map.bytes().size(), nullptr, false);
-  const std::string where = fmt::format("{}: {}", path.string(), pointer);
+  const std::string where = fmt::format("{}: {}", path.string(), field);
   if (json.is_discarded()) return bad_model(path.string(), "is not valid JSON");
+  std::string pointer = fmt::format("/{}", field);
+  std::replace(pointer.begin(), pointer.end(), '.', '/');
   const nlohmann::json::json_pointer at(pointer);
   if (!json.is_object() || !json.contains(at)) return bad_model(where, "is missing, so the kind of model is unknown");
   const auto& value = json.at(at);
@@ -89,7 +92,8 @@ Result<std::string> read_type(const fs::path& path, const char* pointer) {
 bool has_safetensors(const fs::path& folder) {
   std::error_code ec;
   for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
-    if (it->path().extension() == ".safetensors" || it->path().filename() == "model.safetensors.index.json") return true;
+    if (it->path().extension() == ".safetensors" || it->path().filename() == "model.safetensors.index.json")
+      return true;
   }
   return false;
 }
@@ -100,11 +104,10 @@ struct Found {
 };
 
 // The table's entry for a type, or the refusal that fits what the table knows about it.
-Result<Found> look_up(std::string type, const fs::path& config, const char* pointer, Format format) {
-  const std::string where = fmt::format("{}: {}", config.string(), pointer);
-  const LineEntry* entry = std::find_if(std::begin(kLines), std::end(kLines), [&](const LineEntry& e) {
-    return e.format == format && e.model_type == type;
-  });
+Result<Found> look_up(std::string type, const fs::path& config, std::string_view field, Format format) {
+  const std::string where = fmt::format("{}: {}", config.string(), field);
+  const LineEntry* entry = std::find_if(std::begin(kLines), std::end(kLines),
+                                        [&](const LineEntry& e) { return e.format == format && e.model_type == type; });
   if (entry == std::end(kLines)) {
     return unsupported(where, fmt::format("model type {} is not one of those that quern runs in this format: {}",
                                           quote_name(type), known_types(format)));
@@ -115,12 +118,14 @@ Result<Found> look_up(std::string type, const fs::path& config, const char* poin
                                           type, entry->line));
   }
   if (entry->open == nullptr && type == "qwen3") {
-    return unsupported(where, "qwen3 checkpoints in safetensors are not run directly; export the model to ONNX "
-                              "(genai_config.json and model.onnx, precision int4, provider cpu)");
+    return unsupported(where,
+                       "qwen3 checkpoints in safetensors are not run directly; export the model to ONNX "
+                       "(genai_config.json and model.onnx, precision int4, provider cpu)");
   }
   if (entry->open == nullptr) {
     return unsupported(where, fmt::format("model type '{}' is recognised, but this version of quern does not run its "
-                                          "safetensors checkpoints yet", type));
+                                          "safetensors checkpoints yet",
+                                          type));
   }
   return Found{{std::move(type), config}, entry};
 }
@@ -133,20 +138,23 @@ Result<Found> find_line(const fs::path& folder) {
     return bad_model(folder.string(), "is a file; a model is the folder that holds genai_config.json and model.onnx");
   }
   if (fs::exists(folder / kGenaiConfig, ec)) {
-    QUERN_TRY(std::string type, read_type(folder / kGenaiConfig, "/model/type"));
-    return look_up(std::move(type), folder / kGenaiConfig, "/model/type", Format::onnx);
+    QUERN_TRY(std::string type, read_type(folder / kGenaiConfig, "model.type"));
+    return look_up(std::move(type), folder / kGenaiConfig, "model.type", Format::onnx);
   }
   if (fs::exists(folder / kHfConfig, ec)) {
-    QUERN_TRY(std::string type, read_type(folder / kHfConfig, "/model_type"));
-    const bool known = std::any_of(std::begin(kLines), std::end(kLines),
-                                   [&](const LineEntry& e) { return e.model_type == type; });
+    QUERN_TRY(std::string type, read_type(folder / kHfConfig, "model_type"));
+    const bool known =
+        std::any_of(std::begin(kLines), std::end(kLines), [&](const LineEntry& e) { return e.model_type == type; });
     if (known && !has_safetensors(folder)) {
-      return bad_model(folder.string(), fmt::format("has config.json (model type '{}') but neither genai_config.json nor "
-                                                    "any .safetensors file", type));
+      return bad_model(folder.string(),
+                       fmt::format("has config.json (model type '{}') but neither genai_config.json nor "
+                                   "any .safetensors file",
+                                   type));
     }
-    return look_up(std::move(type), folder / kHfConfig, "/model_type", Format::safetensors);
+    return look_up(std::move(type), folder / kHfConfig, "model_type", Format::safetensors);
   }
-  return bad_model(folder.string(), "holds no model: genai_config.json (for ONNX) or config.json (for safetensors) is missing");
+  return bad_model(folder.string(),
+                   "holds no model: genai_config.json (for ONNX) or config.json (for safetensors) is missing");
 }
 
 }  // namespace

@@ -16,7 +16,9 @@ class Identify : public testing::Test {
     EXPECT_FALSE(found.ok());
     return found.ok() ? Error{} : found.error();
   }
-  static bool says(const Error& error, const std::string& text) { return error.message().find(text) != std::string::npos; }
+  static bool says(const Error& error, const std::string& text) {
+    return error.message().find(text) != std::string::npos;
+  }
   test::ScratchFolder scratch_;
 };
 
@@ -72,7 +74,8 @@ TEST_F(Identify, CheckpointWithoutWeightsNamesThem) {
 }
 
 TEST_F(Identify, DamagedConfigurationsAreBadModels) {
-  for (const char* text : {"", "{", "[]", "{}", "null", R"({"model": 3})", R"({"model": {"type": 7}})", "{\"model\": {\"type\": \"\xff\"}}"}) {
+  for (const char* text : {"", "{", "[]", "{}", "null", R"({"model": 3})", R"({"model": {"type": 7}})",
+                           "{\"model\": {\"type\": \"\xff\"}}"}) {
     scratch_.file("genai_config.json", text);
     EXPECT_EQ(refusal().code, Errc::bad_model) << text;
     EXPECT_TRUE(says(refusal(), "genai_config.json")) << text;

@@ -18,8 +18,9 @@
 namespace quern::test {
 
 struct TinyQwen3 {
-  int64_t layers = 2, hidden = 32, intermediate = 48, heads = 4, kv_heads = 2, head_size = 16, vocab = 320, context = 1024;
-  std::function<void(nlohmann::json&)> edit_config;       // before genai_config.json is written
+  int64_t layers = 2, hidden = 32, intermediate = 48, heads = 4, kv_heads = 2, head_size = 16, vocab = 320,
+          context = 1024;
+  std::function<void(nlohmann::json&)> edit_config;        // before genai_config.json is written
   std::function<void(support::OnnxWriter&)> extend_graph;  // after everything else is in it
 
   // Writes genai_config.json and model.onnx into `folder`.
@@ -33,15 +34,28 @@ struct TinyQwen3 {
 
   nlohmann::json config() const {
     return {{"model",
-             {{"type", "qwen3"}, {"bos_token_id", 1}, {"eos_token_id", {2, 3}}, {"pad_token_id", 1},
-              {"context_length", context}, {"vocab_size", vocab},
+             {{"type", "qwen3"},
+              {"bos_token_id", 1},
+              {"eos_token_id", {2, 3}},
+              {"pad_token_id", 1},
+              {"context_length", context},
+              {"vocab_size", vocab},
               {"decoder",
-               {{"filename", "model.onnx"}, {"head_size", head_size}, {"hidden_size", hidden},
-                {"num_attention_heads", heads}, {"num_hidden_layers", layers}, {"num_key_value_heads", kv_heads},
-                {"inputs", {{"input_ids", "input_ids"}, {"attention_mask", "attention_mask"},
-                            {"past_key_names", "past_key_values.%d.key"}, {"past_value_names", "past_key_values.%d.value"}}},
-                {"outputs", {{"logits", "logits"}, {"present_key_names", "present.%d.key"},
-                             {"present_value_names", "present.%d.value"}}}}}}},
+               {{"filename", "model.onnx"},
+                {"head_size", head_size},
+                {"hidden_size", hidden},
+                {"num_attention_heads", heads},
+                {"num_hidden_layers", layers},
+                {"num_key_value_heads", kv_heads},
+                {"inputs",
+                 {{"input_ids", "input_ids"},
+                  {"attention_mask", "attention_mask"},
+                  {"past_key_names", "past_key_values.%d.key"},
+                  {"past_value_names", "past_key_values.%d.value"}}},
+                {"outputs",
+                 {{"logits", "logits"},
+                  {"present_key_names", "present.%d.key"},
+                  {"present_value_names", "present.%d.value"}}}}}}},
             {"search", {{"do_sample", true}, {"temperature", 0.6}, {"top_k", 20}, {"top_p", 0.95}}}};
   }
 
@@ -92,8 +106,8 @@ struct TinyQwen3 {
         g.output("present." + l + "." + kind, DType::f32, {"batch", kv_heads, "total", head_size});
       }
       g.node("GroupQueryAttention",
-             {q, k, v, "past_key_values." + l + ".key", "past_key_values." + l + ".value", "seqlens_k", "total", "cos_cache",
-              "sin_cache", "", "", ""},
+             {q, k, v, "past_key_values." + l + ".key", "past_key_values." + l + ".value", "seqlens_k", "total",
+              "cos_cache", "sin_cache", "", "", ""},
              {p + "attn", "present." + l + ".key", "present." + l + ".value"},
              {attribute("num_heads", heads), attribute("kv_num_heads", kv_heads), attribute("do_rotary", 1)},
              {.name = p + "attention", .domain = "com.microsoft"});

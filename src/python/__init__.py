@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """quern: Qwen models on the CPU. Everything is implemented in the extension module; this file only names it."""
 
-from ._quern import LLM, Error, Generation, InferenceSession, NodeArg, State, __version__, ops
+from ._quern import LLM, Error, Generation, InferenceSession, NodeArg, State, __version__, memory_usage, ops
 
-__all__ = ["LLM", "Error", "Generation", "InferenceSession", "NodeArg", "State", "__version__", "ops"]
+__all__ = ["LLM", "Error", "Generation", "InferenceSession", "NodeArg", "State", "__version__", "memory_usage", "ops"]

@@ -33,8 +33,7 @@ std::optional<DType> dtype_of(nb::dlpack::dtype t) {
     case Code::Bool:
       if (t.bits == 8) return DType::boolean;
       break;
-    default:
-      break;
+    default: break;
   }
   return std::nullopt;
 }
@@ -45,23 +44,14 @@ nb::dlpack::dtype dlpack_dtype(DType t) {
   switch (t) {
     case DType::f32:
     case DType::f64:
-    case DType::f16:
-      code = Code::Float;
-      break;
-    case DType::bf16:
-      code = Code::Bfloat;
-      break;
+    case DType::f16: code = Code::Float; break;
+    case DType::bf16: code = Code::Bfloat; break;
     case DType::i64:
     case DType::i32:
     case DType::i16:
-    case DType::i8:
-      code = Code::Int;
-      break;
-    case DType::boolean:
-      code = Code::Bool;
-      break;
-    default:
-      break;
+    case DType::i8: code = Code::Int; break;
+    case DType::boolean: code = Code::Bool; break;
+    default: break;
   }
   return {static_cast<uint8_t>(code), static_cast<uint8_t>(bits_of(t)), 1};
 }
@@ -102,12 +92,9 @@ nb::object array_out(const ops::Tensor& tensor, cpu::Buffer storage) {
 
 std::string type_string(DType dtype) {
   switch (dtype) {
-    case DType::f32:
-      return "tensor(float)";
-    case DType::f64:
-      return "tensor(double)";
-    default:
-      return fmt::format("tensor({})", dtype_name(dtype));
+    case DType::f32: return "tensor(float)";
+    case DType::f64: return "tensor(double)";
+    default: return fmt::format("tensor({})", dtype_name(dtype));
   }
 }
 

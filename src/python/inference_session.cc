@@ -158,9 +158,26 @@ class InferenceSession {
   std::mutex mutex_;  // a Runner serves one call at a time
 };
 
+nb::dict memory_usage() {
+  const cpu::MemoryUsage usage = cpu::memory_usage();
+  nb::dict d;
+  for (int tag = 0; tag < cpu::kMemoryTags; tag++) {
+    nb::dict one;
+    one["current"] = usage.current[tag];
+    one["peak"] = usage.peak[tag];
+    one["allocations"] = usage.allocations[tag];
+    d[text(cpu::memory_tag_name(static_cast<cpu::MemoryTag>(tag)))] = one;
+  }
+  d["largest_weights_bytes"] = usage.largest_weights_bytes;
+  return d;
+}
+
 }  // namespace
 
 void bind_inference_session(nb::module_& m) {
+  m.def("memory_usage", &memory_usage,
+        "Bytes of large memory in this process by purpose (weights, cache, workspace, logits): current, peak, "
+        "allocations.");
   nb::class_<NodeArg>(m, "NodeArg", "Name, element type and shape of a graph input or output.")
       .def_ro("name", &NodeArg::name)
       .def_ro("type", &NodeArg::type)

@@ -52,6 +52,11 @@ TEST(Encode, LowestRankMergesFirst) {
   EXPECT_EQ(ids_of(word_tokenizer(), "x ab"), (Ids{'x', 258}));
 }
 
+TEST(Encode, PairThatLostItsHalfDoesNotMerge) {
+  EXPECT_EQ(ids_of(small_tokenizer({{"b", "c"}, {"a", "b"}}), "abc"), (Ids{'a', 256}));
+  EXPECT_EQ(ids_of(small_tokenizer({{"a", "b"}, {"b", "c"}}), "abc"), (Ids{256, 'c'}));
+}
+
 TEST(Encode, EqualRanksMergeFromTheLeft) {
   EXPECT_EQ(ids_of(word_tokenizer(), "aaa"), (Ids{260, 'a'}));
   EXPECT_EQ(ids_of(word_tokenizer(), "aaaaaaa"), (Ids{261, 260, 'a'}));
@@ -67,8 +72,12 @@ TEST(Encode, RepeatedWordsInLongTextEncodeAsTheyDoAlone) {
   const Tokenizer tokenizer = tokenizer_of(word_tokenizer());
   std::string text;
   Ids expected;
-  for (int i = 0; i < 2000; ++i) {
-    const std::string_view word = i % 3 == 0 ? " abc" : i % 3 == 1 ? " aaaa" : " abababababababababab";
+  const std::string letters = "abcxyz";
+  for (int i = 0; i < 20'000; ++i) {
+    // More words than the memo has room for, most of them twice, some too long for it.
+    std::string word = i % 3 == 0 ? " aabb" : " ab";
+    for (int rest = i % 8000; rest > 0; rest /= 6) word += letters[static_cast<size_t>(rest % 6)];
+    if (i % 7 == 0) word += "abababababababab";
     text += word;
     const Ids ids = *tokenizer.encode(word);
     expected.insert(expected.end(), ids.begin(), ids.end());

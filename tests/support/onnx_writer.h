@@ -276,8 +276,8 @@ inline WireWriter value_info(std::string_view name, int type, const std::optiona
 }
 
 struct NodeNames {
-  std::string name;
-  std::string domain;
+  std::string name = {};
+  std::string domain = {};
 };
 
 class OnnxWriter {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tests of the attention room: every line of kernels.inc against the reference, the entry against a softmax written out
-// in double precision, and the ONNX operator against vectors of ONNX Runtime and its table of errors.
+// in double precision, and the ONNX operator against vectors of ONNX Runtime and its table of errors. Over 600 lines
+// because a room has one test file, and each of the three layers has its own edges.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -109,7 +110,7 @@ TEST(Block, VariantsAgreeWithTheReferenceForAllSizesAndRanges) {
     for (int32_t d : {8, 16, 24, 40, 56, 64, 80, 128, 200, 256}) {
       for (int32_t rows : {0, 1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 23, 24, 31, 96}) {
         for (int32_t keys : {0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128}) {
-          if (rows * keys > 1024 && (rows + keys + d / 8) % 3 != 0) continue;
+          if (rows * keys > 1024 && (rows + keys + d / 8) % 5 != 0) continue;  // enough of the large ones
           const int64_t stride = d + random.below(2) * 8;
           const int misalign = static_cast<int>(random.below(3));
           const uint64_t seed = random.bits();
@@ -532,7 +533,8 @@ TEST(GroupQueryAttention, OmittedPresentOutputsAndPackedAndStridedInputsGiveTheS
   node.inputs[1].present = node.inputs[2].present = false;
   Call joined(2, 2, 4, 6);
   joined.in[0] = Call::tensor(packed, {2, 2, 64});
-  joined.in[1] = joined.in[2] = {.present = false};
+  joined.in[1] = joined.in[2] = Tensor();
+  joined.in[1].present = joined.in[2].present = false;
   ASSERT_TRUE(joined.run(*operator_of(node)).ok());
   EXPECT_EQ(joined.y, whole.y);
   EXPECT_EQ(joined.present_value, whole.present_value);
@@ -666,14 +668,13 @@ TEST(GroupQueryAttention, RefusesCallsThatBreakTheContractBeforeWriting) {
     const auto y = call.y, key = call.present_key;
     change(call);
     call.total_input = static_cast<int32_t>(call.total);
-    // The executor asks for shapes first; run() must hold on its own.
-    for (const auto& result :
-         {call.resolve(*op), call.ctx.scratch != nullptr ? op->run(call.ctx, call.in, call.out) : Result<void>()}) {
-      if (result.ok()) continue;
-      EXPECT_EQ(result.error().code, Errc::bad_request);
-      EXPECT_EQ(result.error().where, "GroupQueryAttention node '/attn/GQA'");
-    }
-    EXPECT_FALSE(op->run(call.ctx, call.in, call.out).ok());
+    // Shapes are asked for first, but run() holds on its own.
+    const auto resolved = call.resolve(*op);
+    EXPECT_TRUE(resolved.ok() || resolved.error().code == Errc::bad_request);
+    const auto result = op->run(call.ctx, call.in, call.out);
+    ASSERT_FALSE(result.ok());
+    EXPECT_EQ(result.error().code, Errc::bad_request) << result.error().message();
+    EXPECT_EQ(result.error().where, "GroupQueryAttention node '/attn/GQA'");
     EXPECT_EQ(std::memcmp(y.data(), call.y.data(), y.size() * sizeof(float)), 0);
     EXPECT_EQ(std::memcmp(key.data(), call.present_key.data(), key.size() * sizeof(float)), 0);
   }
@@ -689,9 +690,7 @@ TEST(GroupQueryAttention, RefusesNodesItCannotRunByName) {
     };
   };
   const auto with = [](std::string_view name, int64_t v) { return [=](Node& n) { n.set(Node::integer(name, v)); }; };
-  const auto text = [](std::string_view name) {
-    return [=](Node& n) { n.set({.name = name, .type = AttributeType::s, .s = "PER_TENSOR"}); };
-  };
+  const auto text = [](std::string_view name) { return [=](Node& n) { n.set(Node::text(name, "PER_TENSOR")); }; };
   const std::tuple<const char*, Errc, Change> cases[] = {
       {"num_heads", Errc::bad_model, [](Node& n) { n.attributes.erase(n.attributes.begin()); }},
       {"num_heads", Errc::bad_model, with("num_heads", 0)},

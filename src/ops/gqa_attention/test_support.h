@@ -222,14 +222,32 @@ struct Node {
   std::array<bool, 4> outputs{true, true, true, false};
 
   Node() {
-    for (int i = 0; i < 9; i++)
-      inputs.push_back({.present = true, .dtype = i == 5 || i == 6 ? DType::i32 : DType::f32});
+    inputs.resize(9);
+    for (size_t i = 0; i < 9; i++) {
+      inputs[i].present = true;
+      if (i == 5 || i == 6) inputs[i].dtype = DType::i32;
+    }
+  }
+  static Attribute attribute(std::string_view name, AttributeType type) {
+    Attribute a;
+    a.name = name;
+    a.type = type;
+    return a;
   }
   static Attribute integer(std::string_view name, int64_t value) {
-    return {.name = name, .type = AttributeType::i, .i = value};
+    Attribute a = attribute(name, AttributeType::i);
+    a.i = value;
+    return a;
   }
   static Attribute real(std::string_view name, float value) {
-    return {.name = name, .type = AttributeType::f, .f = value};
+    Attribute a = attribute(name, AttributeType::f);
+    a.f = value;
+    return a;
+  }
+  static Attribute text(std::string_view name, std::string_view value) {
+    Attribute a = attribute(name, AttributeType::s);
+    a.s = value;
+    return a;
   }
   void set(const Attribute& attribute) {
     std::erase_if(attributes, [&](const Attribute& a) { return a.name == attribute.name; });
@@ -274,8 +292,8 @@ struct Call {
     in[2] = tensor(v, {batch, tokens, 16});
     in[3] = tensor(past_key, {batch, 1, past_rows, 16});
     in[4] = tensor(past_value, {batch, 1, past_rows, 16});
-    in[5] = {.data = lengths.data(), .dtype = DType::i32, .shape = {batch}};
-    in[6] = {.data = &total_input, .dtype = DType::i32, .shape = {}};
+    in[5] = tensor(lengths.data(), {batch}, DType::i32);
+    in[6] = tensor(&total_input, {}, DType::i32);
     in[7] = tensor(cos, {64, 8});
     in[8] = tensor(sin, {64, 8});
   }
@@ -284,7 +302,14 @@ struct Call {
     for (int64_t i = 0; i < count; i++) x.push_back(static_cast<float>(i * a % b - c) / 8);
     return x;
   }
-  static Tensor tensor(std::vector<float>& x, const Shape& shape) { return {.data = x.data(), .shape = shape}; }
+  static Tensor tensor(void* data, const Shape& shape, DType dtype) {
+    Tensor t;
+    t.data = data;
+    t.dtype = dtype;
+    t.shape = shape;
+    return t;
+  }
+  static Tensor tensor(std::vector<float>& x, const Shape& shape) { return tensor(x.data(), shape, DType::f32); }
 
   Result<void> resolve(const Operator& op, size_t outputs = 3) {
     total_input = static_cast<int32_t>(total);
