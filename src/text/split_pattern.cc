@@ -51,28 +51,19 @@ class Scanner {
   Result<void> scan_one() {
     const char c = pattern_[at_];
     switch (c) {
-      case '\\':
-        literal_ = '\0';
-        return scan_escape();
-      case '[':
-        literal_ = '\0';
-        return scan_class();
-      case '(':
-        literal_ = '\0';
-        return open_group();
+      case '\\': literal_ = '\0'; return scan_escape();
+      case '[': literal_ = '\0'; return scan_class();
+      case '(': literal_ = '\0'; return open_group();
       case ')':
         literal_ = '\0';
         if (!caseless_.empty()) caseless_.pop_back();
         ++at_;
         return {};
-      case '{':
-        return scan_repeat();
+      case '{': return scan_repeat();
       case '^':
       case '$':
-      case '.':
-        return refuse(at_, fmt::format("'{}'", c));
-      default:
-        return scan_literal(c);
+      case '.': return refuse(at_, fmt::format("'{}'", c));
+      default: return scan_literal(c);
     }
   }
 
