@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the live oracle tests share: made models, sessions of both engines, comparison with a derived report."""
+import json
 import pathlib
 import shutil
 import subprocess
@@ -35,6 +36,22 @@ def copy_of_demo(folder: pathlib.Path) -> pathlib.Path:
     """model.onnx of a copy of models/demo, beside which a test may write."""
     shutil.copytree(ROOT / "models" / "demo", folder / "demo")
     return folder / "demo" / "model.onnx"
+
+
+def past_extents(session, model: pathlib.Path) -> dict[str, tuple[int, int]]:
+    """{past input: (heads, head size)}; exporters may write the head size as a symbol, then genai_config.json has it."""
+    extents = {}
+    for port in session.get_inputs():
+        if port.name.startswith("past_key_values."):
+            size = port.shape[3]
+            if not isinstance(size, int):
+                size = json.loads((pathlib.Path(model).parent / "genai_config.json").read_text())["model"]["decoder"]["head_size"]
+            extents[port.name] = (port.shape[1], size)
+    return extents
+
+
+def empty_past(extents: dict[str, tuple[int, int]], batch: int = 1) -> dict[str, np.ndarray]:
+    return {name: np.zeros((batch, heads, 0, size), np.float32) for name, (heads, size) in extents.items()}
 
 
 def assert_close(name: str, ours: np.ndarray, theirs: np.ndarray, atol: float, rtol: float = 0.0) -> None:

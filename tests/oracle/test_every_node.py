@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import assert_close, copy_of_demo
+from conftest import assert_close, copy_of_demo, empty_past, past_extents
 
 import quern
 
@@ -58,6 +58,7 @@ class EveryNode:
                     node.output[i] = name and "quern/" + name
         self.ours = quern.InferenceSession(self.save(forced, path, "forced"), threads=2)
         self.names = [name for _, name in produced]
+        self.past = past_extents(self.theirs, path)
 
     @staticmethod
     def save(model, path, name):
@@ -109,11 +110,6 @@ def call(every, rng, vocab, ids_length, mask, past):
     return {name: theirs[name.replace("past_key_values", "present")] for name in past}
 
 
-def empty_past(every, batch):
-    return {i.name: np.zeros((batch, i.shape[1], 0, i.shape[3]), np.float32)
-            for i in every.theirs.get_inputs() if i.name.startswith("past_key_values.")}
-
-
 def vocab_of(every):
     return next(o for o in every.theirs.get_outputs() if o.name == "logits").shape[-1]
 
@@ -128,7 +124,7 @@ BLOCKS = [
 
 def check_calls(every, length):
     rng = np.random.default_rng(length)
-    past = empty_past(every, 1)
+    past = empty_past(every.past, 1)
     total = 0
     for step in [length, 1, 1, 1, 4]:
         total += step
@@ -146,7 +142,7 @@ def test_block_right_padded_batch_of_two_and_ragged_decode(make_model, arguments
     every = EveryNode(make_model(*arguments))
     rng = np.random.default_rng(7)
     mask = np.array([[1] * 9, [1] * 5 + [0] * 4], np.int64)
-    past = call(every, rng, vocab_of(every), 9, mask, empty_past(every, 2))
+    past = call(every, rng, vocab_of(every), 9, mask, empty_past(every.past, 2))
     call(every, rng, vocab_of(every), 1, np.concatenate([mask, [[1], [1]]], axis=1), past)
 
 

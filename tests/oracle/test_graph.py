@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from conftest import assert_close, copy_of_demo
+from conftest import assert_close, copy_of_demo, empty_past, past_extents
 
 import quern
 
@@ -36,7 +36,7 @@ class Pair:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         self.theirs = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.past = [i for i in self.ours.get_inputs() if i.name.startswith("past_key_values.")]
+        self.past = past_extents(self.ours, path)
         self.names = [o.name for o in self.theirs.get_outputs()]
         assert self.names == [o.name for o in self.ours.get_outputs()]
         self.vocab = self.ours.get_outputs()[self.names.index("logits")].shape[-1]
@@ -61,7 +61,7 @@ class Pair:
                 for name, a, b in zip(self.names, self.theirs.run(None, feeds), level0.run(None, feeds))}
 
     def empty_past(self, batch=1):
-        return {p.name: np.zeros((batch, p.shape[1], 0, p.shape[3]), np.float32) for p in self.past}
+        return empty_past(self.past, batch)
 
     def call_theirs(self, ids, mask, past):
         return dict(zip(self.names, self.theirs.run(None, {"input_ids": ids, "attention_mask": mask, **past})))
@@ -86,7 +86,7 @@ class Pair:
         return theirs
 
     def next_past(self, outputs):
-        return {p.name: outputs[p.name.replace("past_key_values", "present")] for p in self.past}
+        return {name: outputs[name.replace("past_key_values", "present")] for name in self.past}
 
 
 def ids_of(rng, vocab, batch, length):
@@ -160,7 +160,7 @@ def test_same_bits_for_any_thread_count(make_model):
     results = []
     for threads in (1, 2, 3, 5):
         session = quern.InferenceSession(path, threads=threads)
-        past = {i.name: np.zeros((1, i.shape[1], 0, i.shape[3]), np.float32) for i in session.get_inputs() if "past" in i.name}
+        past = empty_past(past_extents(session, path))
         ids = ids_of(np.random.default_rng(5), session.get_outputs()[0].shape[-1], 1, 40)
         results.append(session.run(None, {"input_ids": ids, "attention_mask": ones(1, 40), **past}))
     for other in results[1:]:

@@ -8,7 +8,7 @@ candidate within that bound. The prefix is ONNX Runtime's, so one close call doe
 import numpy as np
 import onnxruntime
 import pytest
-from conftest import ROOT
+from conftest import ROOT, empty_past, past_extents
 
 import quern
 
@@ -31,7 +31,7 @@ def engines():
 def ort_greedy(session, ids, count):
     """The chosen ids and the row of logits before each choice."""
     names = [o.name for o in session.get_outputs()]
-    past = {i.name: np.zeros((1, i.shape[1], 0, i.shape[3]), np.float32) for i in session.get_inputs() if "past" in i.name}
+    past = empty_past(past_extents(session, DEMO / "model.onnx"))
     chosen, rows, new, total = [], [], list(ids), 0
     for _ in range(count):
         total += len(new)

@@ -45,7 +45,7 @@ def stage_of_refusal(make_session, feeds) -> str:
     return "ok"
 
 
-@pytest.mark.parametrize("model, feeds, tolerances, expect", collect())
+@pytest.mark.parametrize("model, feeds, tolerances, expect", list(collect()))
 def test_room(model, feeds, tolerances, expect):
     if expect == "ok":
         session = quern.InferenceSession(model.SerializeToString(), threads=2)

@@ -51,29 +51,14 @@ json value_object(const ValueInfoProto& info) {
 json attribute_object(const OnnxFile& file, const AttributeProto& a) {
   json out = {{"name", a.name}, {"type", static_cast<int32_t>(a.type)}};
   switch (a.type) {
-    case AttributeType::kFloat:
-      out["value"] = a.f;
-      break;
-    case AttributeType::kInt:
-      out["value"] = a.i;
-      break;
-    case AttributeType::kString:
-      out["value"] = a.s;
-      break;
-    case AttributeType::kTensor:
-      out["value"] = tensor_object(file, *a.tensor);
-      break;
-    case AttributeType::kFloats:
-      out["value"] = a.floats;
-      break;
-    case AttributeType::kInts:
-      out["value"] = a.ints;
-      break;
-    case AttributeType::kStrings:
-      out["value"] = a.strings;
-      break;
-    default:
-      break;
+    case AttributeType::kFloat: out["value"] = a.f; break;
+    case AttributeType::kInt: out["value"] = a.i; break;
+    case AttributeType::kString: out["value"] = a.s; break;
+    case AttributeType::kTensor: out["value"] = tensor_object(file, *a.tensor); break;
+    case AttributeType::kFloats: out["value"] = a.floats; break;
+    case AttributeType::kInts: out["value"] = a.ints; break;
+    case AttributeType::kStrings: out["value"] = a.strings; break;
+    default: break;
   }
   return out;
 }

@@ -56,17 +56,12 @@ std::string_view normalised_domain(std::string_view domain) {
 bool typed_field_fits(uint32_t field, std::optional<DType> dtype) {
   if (!dtype) return true;
   switch (*dtype) {
-    case DType::f32:
-      return field == 4;
-    case DType::f64:
-      return field == 10;
-    case DType::i64:
-      return field == 7;
+    case DType::f32: return field == 4;
+    case DType::f64: return field == 10;
+    case DType::i64: return field == 7;
     case DType::u32:
-    case DType::u64:
-      return field == 11;
-    default:
-      return field == 5;
+    case DType::u64: return field == 11;
+    default: return field == 5;
   }
 }
 
@@ -140,21 +135,16 @@ Result<void> Parser::model(Bytes message, ModelProto& out) {
         }
         return {};
       }
-      case 2:
-        return text(f, out.producer_name);
-      case 3:
-        return text(f, out.producer_version);
+      case 2: return text(f, out.producer_name);
+      case 3: return text(f, out.producer_version);
       case 7: {
         QUERN_TRY_VOID(once(f, has_graph, "graph"));
         QUERN_TRY(const Bytes payload, wire_payload(f, source_));
         return graph(payload, out.graph);
       }
-      case 8:
-        return opset(f, out);
-      case 25:
-        return unsupported(std::string(source_.name), "the model defines functions of its own");
-      default:
-        return {};
+      case 8: return opset(f, out);
+      case 25: return unsupported(std::string(source_.name), "the model defines functions of its own");
+      default: return {};
     }
   };
   QUERN_TRY_VOID(wire_fields(message, source_, read));
@@ -202,8 +192,7 @@ Result<void> Parser::graph(Bytes message, GraphProto& out) {
         QUERN_TRY(NodeProto * slot, grow(f, out.nodes));
         return node(f, *slot);
       }
-      case 2:
-        return text(f, out.name);
+      case 2: return text(f, out.name);
       case 5: {
         QUERN_TRY(TensorProto * slot, grow(f, out.initializers));
         return tensor(f, *slot);
@@ -220,10 +209,8 @@ Result<void> Parser::graph(Bytes message, GraphProto& out) {
         QUERN_TRY(ValueInfoProto * slot, grow(f, out.value_info));
         return value_info(f, *slot);
       }
-      case 15:
-        return unsupported(std::string(source_.name), "the graph has sparse initializers");
-      default:
-        return {};
+      case 15: return unsupported(std::string(source_.name), "the graph has sparse initializers");
+      default: return {};
     }
   });
 }
@@ -232,28 +219,22 @@ Result<void> Parser::node(const WireField& at, NodeProto& out) {
   QUERN_TRY(const Bytes message, wire_payload(at, source_));
   const auto read = [&](const WireField& f) -> Result<void> {
     switch (f.number) {
-      case 1:
-        return text_into(f, out.inputs);
-      case 2:
-        return text_into(f, out.outputs);
-      case 3:
-        return text(f, out.name);
-      case 4:
-        return text(f, out.op_type);
+      case 1: return text_into(f, out.inputs);
+      case 2: return text_into(f, out.outputs);
+      case 3: return text(f, out.name);
+      case 4: return text(f, out.op_type);
       case 5: {
         QUERN_TRY(AttributeProto * slot, grow(f, out.attributes));
         return attribute(f, *slot);
       }
-      case 7:
-        return text(f, out.domain);
+      case 7: return text(f, out.domain);
       case 8: {
         QUERN_TRY(const std::string_view overload, wire_text(f, source_));
         if (overload.empty()) return {};
         return unsupported(std::string(source_.name),
                            fmt::format("a node calls overload {} of a function", quoted(overload)));
       }
-      default:
-        return {};
+      default: return {};
     }
   };
   QUERN_TRY_VOID(wire_fields(message, source_, read));
@@ -279,8 +260,7 @@ Result<void> Parser::attribute_value(const WireField& f, AttributeProto& out) {
       QUERN_TRY(out.i, wire_int64(f, source_));
       return {};
     }
-    case 4:
-      return text(f, out.s);
+    case 4: return text(f, out.s);
     case 5: {
       if (out.tensor != nullptr) return damaged(f, "the tensor of an attribute is there twice");
       QUERN_TRY_VOID(charge(f, sizeof(TensorProto)));
@@ -301,10 +281,8 @@ Result<void> Parser::attribute_value(const WireField& f, AttributeProto& out) {
         *slot = static_cast<int64_t>(bits);
         return {};
       });
-    case 9:
-      return text_into(f, out.strings);
-    default:
-      return {};
+    case 9: return text_into(f, out.strings);
+    default: return {};
   }
 }
 
@@ -363,8 +341,7 @@ Result<void> Parser::tensor(const WireField& at, TensorProto& out) {
         QUERN_TRY(out.onnx_type, wire_int32(f, source_));
         return {};
       }
-      case 3:
-        return unsupported(std::string(source_.name), "a tensor is stored in segments");
+      case 3: return unsupported(std::string(source_.name), "a tensor is stored in segments");
       case 4:
       case 5:
       case 6:
@@ -380,15 +357,13 @@ Result<void> Parser::tensor(const WireField& at, TensorProto& out) {
         out.typed_field = f.number;
         return {};
       }
-      case 8:
-        return text(f, out.name);
+      case 8: return text(f, out.name);
       case 9: {
         QUERN_TRY(out.raw, wire_payload(f, source_));
         out.storage = TensorProto::Storage::kRaw;
         return {};
       }
-      case 13:
-        return external_entry(f, out, seen);
+      case 13: return external_entry(f, out, seen);
       case 14: {
         QUERN_TRY(const int32_t place, wire_int32(f, source_));
         if (place != 0 && place != 1) {
@@ -397,8 +372,7 @@ Result<void> Parser::tensor(const WireField& at, TensorProto& out) {
         external = place == 1;
         return {};
       }
-      default:
-        return {};
+      default: return {};
     }
   };
   QUERN_TRY_VOID(wire_fields(out.message, source_, read));

@@ -55,33 +55,23 @@ struct TypedLayout {
 
 TypedLayout typed_layout(DType type) {
   switch (type) {
-    case DType::f32:
-      return {WireType::kFixed32, 4};
-    case DType::f64:
-      return {WireType::kFixed64, 8};
+    case DType::f32: return {WireType::kFixed32, 4};
+    case DType::f64: return {WireType::kFixed64, 8};
     case DType::i64:
-    case DType::u64:
-      return {WireType::kVarint, 8};
-    case DType::u32:
-      return {WireType::kVarint, 4, 0, std::numeric_limits<uint32_t>::max()};
+    case DType::u64: return {WireType::kVarint, 8};
+    case DType::u32: return {WireType::kVarint, 4, 0, std::numeric_limits<uint32_t>::max()};
     case DType::i32:
       return {WireType::kVarint, 4, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()};
-    case DType::i16:
-      return {WireType::kVarint, 2, -32768, 32767};
+    case DType::i16: return {WireType::kVarint, 2, -32768, 32767};
     case DType::u16:
     case DType::f16:
-    case DType::bf16:
-      return {WireType::kVarint, 2, 0, 65535};
-    case DType::i8:
-      return {WireType::kVarint, 1, -128, 127};
-    case DType::u8:
-      return {WireType::kVarint, 1, 0, 255};
-    case DType::boolean:
-      return {WireType::kVarint, 1, 0, 1};
+    case DType::bf16: return {WireType::kVarint, 2, 0, 65535};
+    case DType::i8: return {WireType::kVarint, 1, -128, 127};
+    case DType::u8: return {WireType::kVarint, 1, 0, 255};
+    case DType::boolean: return {WireType::kVarint, 1, 0, 1};
     // One number is a pair of elements, seen as a signed or an unsigned byte.
     case DType::u4:
-    case DType::i4:
-      return {WireType::kVarint, 1, -128, 255};
+    case DType::i4: return {WireType::kVarint, 1, -128, 255};
   }
   return {};
 }
@@ -297,10 +287,8 @@ Result<std::span<const std::byte>> OnnxFile::bytes_of(const TensorProto& tensor)
         fmt::format("its element type is {}, which quern does not have", onnx_type_name(tensor.onnx_type)));
   }
   switch (tensor.storage) {
-    case TensorProto::Storage::kNone:
-      return Bytes{};
-    case TensorProto::Storage::kRaw:
-      return tensor.raw;
+    case TensorProto::Storage::kNone: return Bytes{};
+    case TensorProto::Storage::kRaw: return tensor.raw;
     case TensorProto::Storage::kTyped: {
       const std::lock_guard lock(state_->decoding);
       if (const auto known = state_->decoded.find(tensor.message.data()); known != state_->decoded.end()) {
