@@ -39,7 +39,7 @@ for sanitizer in asan ubsan; do
     ninja -C "build/$sanitizer" -j "$jobs" >"$results/$sanitizer-build.log" 2>&1 ||
     { failed=1; tail -30 "$results/$sanitizer-build.log"; continue; }
   unit_tests "build/$sanitizer" "$sanitizer"
-  QUERN_BUILD=build/$sanitizer PYTHONPATH=build/release/python .venv/bin/python -m pytest tests/product tests/malformed -q \
+  QUERN_BUILD=build/$sanitizer PYTHONPATH=build/release/python .venv/bin/python -m pytest tests/product -q \
     -m "not slow" -p no:cacheprovider --junit-xml="$results/product-$sanitizer.xml" || failed=1
 done
 

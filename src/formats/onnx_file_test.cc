@@ -365,12 +365,5 @@ TEST(OnnxFile, DroppingPagesOfAModelInMemoryKeepsItsContent) {
   for (size_t i = 0; i < kBytes; i += 512) ASSERT_EQ(bytes[i], std::byte{8});
 }
 
-TEST(OnnxFile, NamesAreEscapedForErrorTexts) {
-  const std::string long_name(500, 'x');
-  EXPECT_EQ(quoted("/model/layers.0"), "'/model/layers.0'");
-  EXPECT_EQ(quoted("a\n\xff'"), "'a\\x0a\\xff\\x27'");
-  EXPECT_EQ(quoted(std::string_view(long_name)).size(), 125u);
-}
-
 }  // namespace
 }  // namespace quern::formats

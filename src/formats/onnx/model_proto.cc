@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/quote_name.h"
 #include "formats/onnx/wire.h"
 
 namespace quern::formats {
@@ -168,12 +169,12 @@ Result<void> Parser::opset(const WireField& at, ModelProto& out) {
   QUERN_TRY_VOID(wire_fields(message, source_, read));
   id.domain = normalised_domain(id.domain);
   if (id.version < 1) {
-    return damaged(at, fmt::format("operator set {} has version {}, the first is 1", quoted(id.domain), id.version));
+    return damaged(at, fmt::format("operator set {} has version {}, the first is 1", quote_name(id.domain), id.version));
   }
   if (const std::optional<int64_t> before = out.opset(id.domain)) {
     if (*before == id.version) return {};
     return damaged(at, fmt::format("operator set {} is imported in versions {} and {}, allowed is one",
-                                   quoted(id.domain), *before, id.version));
+                                   quote_name(id.domain), *before, id.version));
   }
   QUERN_TRY(OpsetId * slot, grow(at, out.opsets));
   *slot = id;
@@ -232,20 +233,20 @@ Result<void> Parser::node(const WireField& at, NodeProto& out) {
         QUERN_TRY(const std::string_view overload, wire_text(f, source_));
         if (overload.empty()) return {};
         return unsupported(std::string(source_.name),
-                           fmt::format("a node calls overload {} of a function", quoted(overload)));
+                           fmt::format("a node calls overload {} of a function", quote_name(overload)));
       }
       default: return {};
     }
   };
   QUERN_TRY_VOID(wire_fields(message, source_, read));
   out.domain = normalised_domain(out.domain);
-  if (out.op_type.empty()) return damaged(at, fmt::format("node {} has no operator type", quoted(out.name)));
+  if (out.op_type.empty()) return damaged(at, fmt::format("node {} has no operator type", quote_name(out.name)));
   std::vector<std::string_view> names;
   names.reserve(out.attributes.size());
   for (const AttributeProto& a : out.attributes) names.push_back(a.name);
   std::sort(names.begin(), names.end());
   if (const auto twin = std::adjacent_find(names.begin(), names.end()); twin != names.end()) {
-    return damaged(at, fmt::format("node {} has attribute {} twice", quoted(out.name), quoted(*twin)));
+    return damaged(at, fmt::format("node {} has attribute {} twice", quote_name(out.name), quote_name(*twin)));
   }
   return {};
 }
@@ -307,20 +308,20 @@ Result<void> Parser::attribute(const WireField& at, AttributeProto& out) {
   if (out.name.empty()) return damaged(at, "an attribute has no name");
   if (!reference.empty()) {
     return damaged(at, fmt::format("attribute {} refers to attribute {} of a function, but lies outside of one",
-                                   quoted(out.name), quoted(reference)));
+                                   quote_name(out.name), quote_name(reference)));
   }
   if (type < 1 || type > static_cast<int32_t>(kAttributeTypes.size())) {
-    return damaged(at, fmt::format("attribute {} has type {}, allowed are 1 to {}", quoted(out.name), type,
+    return damaged(at, fmt::format("attribute {} has type {}, allowed are 1 to {}", quote_name(out.name), type,
                                    kAttributeTypes.size()));
   }
   out.type = static_cast<AttributeType>(type);
   const AttributeRow& row = kAttributeTypes[static_cast<size_t>(type - 1)];
   if ((seen & ~(1u << row.field)) != 0) {
     return damaged(
-        at, fmt::format("attribute {} says it is {}, but holds a value of another type", quoted(out.name), row.name));
+        at, fmt::format("attribute {} says it is {}, but holds a value of another type", quote_name(out.name), row.name));
   }
   if (out.type == AttributeType::kTensor && out.tensor == nullptr) {
-    return damaged(at, fmt::format("attribute {} says it is TENSOR, but holds none", quoted(out.name)));
+    return damaged(at, fmt::format("attribute {} says it is TENSOR, but holds none", quote_name(out.name)));
   }
   return {};
 }
@@ -386,13 +387,13 @@ Result<void> Parser::tensor_shape(const WireField& at, TensorProto& out) {
   std::optional<int64_t> product = 1;
   bool empty = false;
   for (const int64_t d : out.dims) {
-    if (d < 0) return damaged(at, fmt::format("tensor {} has dimension {}, allowed is 0 and up", quoted(out.name), d));
+    if (d < 0) return damaged(at, fmt::format("tensor {} has dimension {}, allowed is 0 and up", quote_name(out.name), d));
     empty = empty || d == 0;
     if (d > 0 && product) product = checked_mul(*product, d);
   }
   if (!product || (out.dtype && !storage_bytes(*out.dtype, *product))) {
     return damaged(at,
-                   fmt::format("tensor {} has the shape [{}], whose size is not a 64-bit number", quoted(out.name),
+                   fmt::format("tensor {} has the shape [{}], whose size is not a 64-bit number", quote_name(out.name),
                                fmt::join(out.dims.begin(),
                                          out.dims.begin() + std::min<std::ptrdiff_t>(8, std::ssize(out.dims)), ",")));
   }
@@ -404,18 +405,18 @@ Result<void> Parser::tensor_storage(const WireField& at, bool external, bool has
   const bool has_raw = out.storage == TensorProto::Storage::kRaw && !out.raw.empty();
   if (external) {
     if (has_raw || out.typed_field != 0) {
-      return damaged(at, fmt::format("tensor {} has data both inside and outside of the file", quoted(out.name)));
+      return damaged(at, fmt::format("tensor {} has data both inside and outside of the file", quote_name(out.name)));
     }
-    if (!has_location) return damaged(at, fmt::format("external tensor {} has no location", quoted(out.name)));
+    if (!has_location) return damaged(at, fmt::format("external tensor {} has no location", quote_name(out.name)));
     out.storage = TensorProto::Storage::kExternal;
     return {};
   }
   out.external = ExternalData{};
   if (out.typed_field != 0) {
-    if (has_raw) return damaged(at, fmt::format("tensor {} has raw and typed data, allowed is one", quoted(out.name)));
+    if (has_raw) return damaged(at, fmt::format("tensor {} has raw and typed data, allowed is one", quote_name(out.name)));
     if (!typed_field_fits(out.typed_field, out.dtype)) {
       return damaged(at, fmt::format("tensor {} of type {} has its values in field {}, which is not for this type",
-                                     quoted(out.name), onnx_type_name(out.onnx_type), out.typed_field));
+                                     quote_name(out.name), onnx_type_name(out.onnx_type), out.typed_field));
     }
     out.storage = TensorProto::Storage::kTyped;
     return {};
@@ -423,7 +424,7 @@ Result<void> Parser::tensor_storage(const WireField& at, bool external, bool has
   if (!out.dtype) return {};
   const std::optional<size_t> need = storage_bytes(*out.dtype, out.elements);
   if (!need || out.raw.size() != *need) {
-    return damaged(at, fmt::format("tensor {} holds {} bytes, but its type and shape need {}", quoted(out.name),
+    return damaged(at, fmt::format("tensor {} holds {} bytes, but its type and shape need {}", quote_name(out.name),
                                    out.raw.size(), need.value_or(0)));
   }
   return {};
@@ -452,7 +453,7 @@ Result<void> Parser::external_entry(const WireField& at, TensorProto& out, uint3
   const auto [end, status] = std::from_chars(value.data(), value.data() + value.size(), number);
   if (status != std::errc() || end != value.data() + value.size() || number < 0) {
     return damaged(at, fmt::format("the {} of an external tensor is {}, allowed is a decimal number of 0 and up", key,
-                                   quoted(value)));
+                                   quote_name(value)));
   }
   if (bit == 2)
     out.external.offset = number;
@@ -517,18 +518,6 @@ Result<void> Parser::dim(const WireField& at, DimProto& out) {
 
 std::string_view attribute_type_name(AttributeType type) {
   return kAttributeTypes[static_cast<size_t>(static_cast<int32_t>(type) - 1)].name;
-}
-
-std::string quoted(std::string_view name) {
-  constexpr size_t kMaxShown = 120;
-  std::string out = "'";
-  for (const char c : name.substr(0, kMaxShown)) {
-    if (c >= ' ' && c <= '~' && c != '\\' && c != '\'')
-      out += c;
-    else
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-  }
-  return out + (name.size() > kMaxShown ? "'..." : "'");
 }
 
 const AttributeProto* NodeProto::attribute(std::string_view attribute_name) const {

@@ -22,9 +22,6 @@ namespace quern::formats {
 // Every string_view and span below points into the bytes given to parse_model. Names are opaque bytes: they hold
 // slashes, brackets, blanks and whatever else the writer liked, and need not be UTF-8.
 
-// A name made fit for one line of an error text: quoted, control and non-ASCII bytes escaped, cut at 120 bytes.
-std::string quoted(std::string_view name);
-
 struct OpsetId {
   std::string_view domain;  // "" for the standard operators, also where the file says "ai.onnx"
   int64_t version = 0;

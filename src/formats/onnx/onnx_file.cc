@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/file_map.h"
+#include "base/quote_name.h"
 #include "formats/onnx/wire.h"
 
 namespace quern::formats {
@@ -100,7 +101,7 @@ struct OnnxFile::State {
   mutable std::unordered_map<const std::byte*, std::vector<std::byte>> decoded;  // by the tensor's message; guarded
 
   Error damaged(const TensorProto& tensor, std::string what) const {
-    return bad_model(fmt::format("{}: tensor {}", where, quoted(tensor.name)), std::move(what));
+    return bad_model(fmt::format("{}: tensor {}", where, quote_name(tensor.name)), std::move(what));
   }
 
   Result<size_t> resolve(const TensorProto& tensor);
@@ -116,16 +117,16 @@ Result<size_t> OnnxFile::State::resolve(const TensorProto& tensor) {
   if (!folder) {
     return bad_request(
         where,
-        fmt::format("the model keeps data in the file {}, but no folder for external data is given", quoted(location)));
+        fmt::format("the model keeps data in the file {}, but no folder for external data is given", quote_name(location)));
   }
   if (location.empty() || location.find('\0') != std::string_view::npos) {
-    return damaged(tensor, fmt::format("the external location {} is not a file name", quoted(location)));
+    return damaged(tensor, fmt::format("the external location {} is not a file name", quote_name(location)));
   }
   const fs::path relative{std::string(location)};
   if (relative.is_absolute()) {
     return damaged(tensor,
                    fmt::format("the external location {} is absolute, allowed is a path inside of the model's folder",
-                               quoted(location)));
+                               quote_name(location)));
   }
   std::error_code failed;
   const fs::path home = fs::canonical(*folder, failed);
@@ -133,20 +134,20 @@ Result<size_t> OnnxFile::State::resolve(const TensorProto& tensor) {
   const fs::path target = fs::weakly_canonical(home / relative, failed);
   if (failed) {
     return damaged(tensor,
-                   fmt::format("the external location {} cannot be resolved: {}", quoted(location), failed.message()));
+                   fmt::format("the external location {} cannot be resolved: {}", quote_name(location), failed.message()));
   }
   if (!lies_inside(home, target)) {
     return damaged(
-        tensor, fmt::format("the external location {} leads to {}, outside of the model's folder {}", quoted(location),
-                            quoted(std::string_view(target.native())), quoted(std::string_view(home.native()))));
+        tensor, fmt::format("the external location {} leads to {}, outside of the model's folder {}", quote_name(location),
+                            quote_name(std::string_view(target.native())), quote_name(std::string_view(home.native()))));
   }
   const fs::file_status status = fs::status(target, failed);
   if (!fs::exists(status)) {
     return damaged(tensor,
-                   fmt::format("the external data file {} is missing", quoted(std::string_view(target.native()))));
+                   fmt::format("the external data file {} is missing", quote_name(std::string_view(target.native()))));
   }
   if (!fs::is_regular_file(status)) {
-    return damaged(tensor, fmt::format("the external location {} is not a regular file", quoted(location)));
+    return damaged(tensor, fmt::format("the external location {} is not a regular file", quote_name(location)));
   }
   // Two spellings of one file are one file, or overlaps between them would go unseen.
   const auto same = std::find_if(files.begin(), files.end(), [&](const DataFile& f) { return f.path == target; });
@@ -178,7 +179,7 @@ Result<OnnxFile::State::Place> OnnxFile::State::place_of(const TensorProto& tens
   const uint64_t available = files[file->second].map.bytes().size();
   if (offset > available || size > available - offset) {
     return damaged(tensor, fmt::format("the tensor takes {} bytes from offset {}, but the file {} has {}", size, offset,
-                                       quoted(external.location), available));
+                                       quote_name(external.location), available));
   }
   return Place{file->second, static_cast<size_t>(offset), static_cast<size_t>(size)};
 }
@@ -208,7 +209,7 @@ Result<void> OnnxFile::State::check_external() {
     return damaged(
         *ranges[i].tensor,
         fmt::format("its bytes {} to {} overlap those of tensor {}, {} to {}; allowed are equal or disjoint", b.offset,
-                    b.offset + b.size, quoted(ranges[i - 1].tensor->name), a.offset, a.offset + a.size));
+                    b.offset + b.size, quote_name(ranges[i - 1].tensor->name), a.offset, a.offset + a.size));
   }
   return {};
 }
@@ -283,7 +284,7 @@ const ModelProto& OnnxFile::model() const { return state_->model; }
 Result<std::span<const std::byte>> OnnxFile::bytes_of(const TensorProto& tensor) const {
   if (!tensor.dtype) {
     return unsupported(
-        fmt::format("{}: tensor {}", state_->where, quoted(tensor.name)),
+        fmt::format("{}: tensor {}", state_->where, quote_name(tensor.name)),
         fmt::format("its element type is {}, which quern does not have", onnx_type_name(tensor.onnx_type)));
   }
   switch (tensor.storage) {

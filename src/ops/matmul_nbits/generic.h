@@ -95,18 +95,10 @@ int64_t walk_streams(const NBitsProductArgs& p, int64_t first) {
         run_tile<Kernel, 1, Panels>(t, p.has_zero_points);
       } else {
         switch (p.row_count - row) {
-          case 1:
-            run_tile<Kernel, 1, Panels>(t, p.has_zero_points);
-            break;
-          case 2:
-            run_tile<Kernel, 2, Panels>(t, p.has_zero_points);
-            break;
-          case 3:
-            run_tile<Kernel, 3, Panels>(t, p.has_zero_points);
-            break;
-          default:
-            run_tile<Kernel, 4, Panels>(t, p.has_zero_points);
-            break;
+          case 1: run_tile<Kernel, 1, Panels>(t, p.has_zero_points); break;
+          case 2: run_tile<Kernel, 2, Panels>(t, p.has_zero_points); break;
+          case 3: run_tile<Kernel, 3, Panels>(t, p.has_zero_points); break;
+          default: run_tile<Kernel, 4, Panels>(t, p.has_zero_points); break;
         }
       }
     }

@@ -388,9 +388,7 @@ void fill_awkward(Random& random, std::span<float> x, int64_t k) {
       const auto block =
           x.subspan(static_cast<size_t>(m * k + begin), static_cast<size_t>(std::min<int64_t>(32, k - begin)));
       switch (random.below(8)) {
-        case 0:
-          std::ranges::fill(block, 0.0f);
-          break;
+        case 0: std::ranges::fill(block, 0.0f); break;
         case 1:
           for (float& v : block) v *= 1e-38f;
           break;
@@ -401,8 +399,7 @@ void fill_awkward(Random& random, std::span<float> x, int64_t k) {
           block[static_cast<size_t>(random.below(static_cast<int64_t>(block.size())))] =
               specials[random.below(static_cast<int64_t>(std::size(specials)))];
           break;
-        default:
-          break;
+        default: break;
       }
     }
   }
@@ -879,7 +876,7 @@ TEST(MatMulNBitsNode, WrongLastDimensionIsRefusedAtRunTime) {
   const auto huge = resolve(**op, {int64_t{1} << 40, int64_t{1} << 40, 70});
   ASSERT_FALSE(huge.ok());
   EXPECT_EQ(huge.error().code, Errc::bad_request);
-  EXPECT_FALSE(resolve(**op, {int64_t{1} << 40, int64_t{1} << 40, 0, 70}).ok());
+  EXPECT_FALSE(resolve(**op, {0, int64_t{1} << 40, int64_t{1} << 40, 70}).ok());
 }
 
 using Change = std::function<void(Node&)>;
