@@ -273,6 +273,7 @@ TEST(Views, AReshapeThatLeavesTheGraphIsCopied) {
   ASSERT_TRUE(g.run({{{4}, {1, 2, 3, 4}}}));
   EXPECT_EQ(g.output(0), (std::vector<float>{1, 2, 3, 4}));
   EXPECT_EQ(g.row("r").owner, Owner::kernel);
+  EXPECT_EQ(g.row("r").bytes_copied, 4 * sizeof(float));
 }
 
 TEST(Storage, AnInputIsNeverOverwrittenInPlace) {
@@ -294,6 +295,19 @@ TEST(Storage, AValueWithALaterReaderIsNotOverwrittenInPlace) {
   Graph g(w);
   ASSERT_TRUE(g.run({{{2}, {1, 2}}}));
   EXPECT_EQ(g.output(0), (std::vector<float>{2, 12}));
+}
+
+TEST(Storage, TwoOutputsDoNotTakeTheSameInputsPlace) {
+  auto w = writer();
+  w.input("x", DType::f32, {1, 2}).output("z", DType::f32, {1, 2}).initializer("gamma", {2}, std::vector<float>{1, 1});
+  w.node("Add", {"x", "x"}, {"a"});
+  w.node("SkipSimplifiedLayerNormalization", {"a", "x", "gamma"}, {"y", "", "", "sum"}, {attribute("epsilon", 0.0F)},
+         {.name = "norm", .domain = "com.microsoft"});
+  w.node("Sub", {"sum", "y"}, {"z"});
+  Graph g(w);
+  ASSERT_TRUE(g.loaded()) << g.error().message();
+  ASSERT_TRUE(g.run({{{1, 2}, {1, 1}}}));
+  EXPECT_EQ(g.output(0), (std::vector<float>{2, 2}));  // the sum is 3, its norm is 1
 }
 
 TEST(Storage, UnwantedOutputsAreNotAllocatedForTheCaller) {

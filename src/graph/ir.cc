@@ -191,7 +191,7 @@ class Builder {
     for (const auto& info : graph_.outputs) {
       QUERN_TRY(Port p, port(info, "output"));
       const auto it = index_.find(info.name);
-      if (it == index_.end() || !defined_[it->second]) {
+      if (it == index_.end()) {
         return bad_model(fmt::format("graph output {}", quote_name(info.name)),
                          "is not defined by anything in the graph");
       }

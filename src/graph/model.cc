@@ -268,7 +268,6 @@ void Model::plan_storage() {
     const Value& value = ir_.values[i];
     int last = value.producer;
     for (const Use& use : value.uses) last = std::max(last, use.node);
-    if (value.is_output) last = static_cast<int>(steps_.size());
     own.last_use = std::max(own.last_use, last);
     root.last_use = std::max(root.last_use, last);
   }
@@ -279,7 +278,7 @@ void Model::find_strided_values() {
   for (size_t n = steps_.size(); n-- > 0;) {
     for (int v : ir_.nodes[n].outputs) {
       if (v < 0) continue;
-      bool ok = !ir_.values[v].is_output;
+      bool ok = true;
       for (const Use& use : ir_.values[v].uses) {
         const Step& reader = steps_[use.node];
         bool passes_on = true;

@@ -257,11 +257,7 @@ int Runner::shared_input(int index, int output) const {
     const ValuePlan& plan = model_->values()[in];
     if (plan.root != in || plan.last_use != index || block_of_[in] < 0 || viewed_[in] >= 0 || taken_over_[in]) continue;
     if (blocks_[block_of_[in]].bytes != *payload_bytes(tensors_[v])) continue;
-    // Another input that looks at the same storage through a view would see it change.
-    bool seen_elsewhere = false;
-    for (int other : node.inputs)
-      seen_elsewhere = seen_elsewhere || (other >= 0 && other != in && model_->values()[other].root == in);
-    if (!seen_elsewhere) return in;
+    return in;
   }
   return -1;
 }

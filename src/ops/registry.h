@@ -137,7 +137,8 @@ class Operator {
   virtual bool accepts_rows(int /*input*/) const { return false; }
   // True when run() reads constant input i at any address (or only while preparing); others get aligned elements.
   virtual bool accepts_unaligned(int /*input*/) const { return false; }
-  // True when output j may use the storage of input i (same bytes, element-wise access).
+  // True when output j may use the storage of input i where both have the same size: element k of every input is read
+  // before element k of the output is written, and nothing else is read of it afterwards.
   virtual bool may_share(int /*input*/, int /*output*/) const { return false; }
   // True for operators that only relabel or slice their first input (Reshape, Split): resolve() may set views.
   virtual bool makes_views() const { return false; }
