@@ -108,7 +108,7 @@ def package_version(name):
     return shown.stdout or "unknown"
 
 
-def write_readme(out, config, training, step, held, results, samples):
+def write_readme(out, config, training, held, results, samples):
     packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in
                          ("torch", "transformers", "onnxruntime-genai", "onnxruntime", "tokenizers"))
     rows = "\n".join(f"| {name} | {loss:.4f} | {math.exp(loss):.2f} |" for name, loss in results.items())
@@ -128,7 +128,7 @@ nothing but the style of its text.
 | chat | {training['chat_share']:.0%} of the amount of text once more as short conversations in the chat template: the start of a verse, a word, a book or a reference is asked, a verse answers |
 | tokenizer | byte-level BPE in Qwen form, {config['vocab_size']:,} ids with 5 added tokens, trained on the training chapters |
 | model | {training['parameters']:,} parameters, tied embedding; H={config['hidden_size']}, L={config['num_hidden_layers']}, Nq={config['num_attention_heads']}, Nk={config['num_key_value_heads']}, D={config['head_dim']}, I={config['intermediate_size']}, context {config['max_position_embeddings']:,}, RoPE theta {config['rope_parameters']['rope_theta']:,.0f} |
-| training | `tools/train_demo.py WORK --steps {training['steps']} --seed {training['seed']}`, here at step {step}: AdamW, cosine from {training['rate']:g}, weight decay {training['decay']:g}, {training['batch_tokens']:,} tokens a step (rows `{training['stages']}`), {step * training['batch_tokens'] / 1e6:.1f} million tokens in all, bfloat16 on {training['threads']} CPU thread |
+| training | `tools/train_demo.py WORK --steps {training['steps']} --seed {training['seed']} --threads {training['threads']}`, here at step {training['step']:,}: AdamW, cosine from {training['rate']:g}, weight decay {training['decay']:g}, {training['batch_tokens']:,} tokens a step (rows `{training['stages']}`), {training['tokens_seen'] / 1e6:.1f} million tokens in all (the run ends in pass {training['epochs']} over the text), bfloat16 products, {training['processor_seconds'] / 60:.0f} minutes of processor time |
 | export | `tools/eval_demo.py WORK models/demo`: the ONNX Runtime GenAI model builder, INT4 block 32 symmetric, accuracy level 4, graph unchanged |
 | versions | {packages} |
 
@@ -162,8 +162,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     source = os.path.join(args.work, "hf")
-    step = torch.load(os.path.join(source, "state.pt"), weights_only=True)["step"]
-    with open(os.path.join(args.work, "training.json"), encoding="utf-8") as f:
+    with open(os.path.join(source, "training.json"), encoding="utf-8") as f:
         training = json.load(f)
     with open(os.path.join(source, "config.json"), encoding="utf-8") as f:
         config = json.load(f)
@@ -189,7 +188,7 @@ def main():
         text = prompt if kind == "text" else turn("user", prompt) + "<|im_start|>assistant\n"
         made = exported.generate(tokenizer.encode(text).ids, SAMPLE_TOKENS, SAMPLE_SEED)
         samples.append((kind, prompt, tokenizer.decode(made, skip_special_tokens=False).strip("\n")))
-    write_readme(args.out, config, training, step, len(held), results, samples)
+    write_readme(args.out, config, training, len(held), results, samples)
     for name, loss in results.items():
         print(f"{name}: {loss:.4f}, perplexity {math.exp(loss):.2f}")
 

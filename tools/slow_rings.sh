@@ -33,15 +33,26 @@ for cpu in Nehalem Haswell; do
   unit_tests build/release "emulated-$cpu" qemu-x86_64 -cpu "$cpu"
 done
 
-for sanitizer in asan ubsan; do
-  say "$sanitizer"
-  cmake --preset "$sanitizer" -DQUERN_PYTHON=OFF >"$results/$sanitizer-configure.log" 2>&1 &&
-    ninja -C "build/$sanitizer" -j "$jobs" >"$results/$sanitizer-build.log" 2>&1 ||
-    { failed=1; tail -30 "$results/$sanitizer-build.log"; continue; }
-  unit_tests "build/$sanitizer" "$sanitizer"
-  QUERN_BUILD=build/$sanitizer PYTHONPATH=build/release/python .venv/bin/python -m pytest tests/product -q \
-    -m "not slow" -p no:cacheprovider --junit-xml="$results/product-$sanitizer.xml" || failed=1
-done
+say "address and undefined-behaviour sanitizers"
+if cmake --preset asan -DQUERN_SANITIZE=address,undefined -DQUERN_PYTHON=OFF >"$results/asan-configure.log" 2>&1 &&
+  ninja -C build/asan -j "$jobs" >"$results/asan-build.log" 2>&1; then
+  unit_tests build/asan asan
+  QUERN_BUILD=build/asan PYTHONPATH=build/release/python .venv/bin/python -m pytest tests/product -q -m "not slow" \
+    -p no:cacheprovider --junit-xml="$results/product-asan.xml" || failed=1
+else
+  failed=1
+  tail -30 "$results/asan-build.log"
+fi
+
+say "a binary without model lines"
+if cmake -S . -B build/bare -G Ninja -DCMAKE_BUILD_TYPE=Release -DQUERN_MODEL_LINES= -DQUERN_TESTS=OFF >"$results/bare-configure.log" 2>&1 &&
+  ninja -C build/bare -j "$jobs" quern >"$results/bare-build.log" 2>&1; then
+  QUERN_BUILD=build/release QUERN_BUILD_WITHOUT_LINES=build/bare .venv/bin/python -m pytest tests/product -q \
+    -k without_lines -p no:cacheprovider --junit-xml="$results/product-bare.xml" || failed=1
+else
+  failed=1
+  tail -30 "$results/bare-build.log"
+fi
 
 say "tsan: the threads"
 cmake --preset tsan -DQUERN_PYTHON=OFF >"$results/tsan-configure.log" 2>&1 &&

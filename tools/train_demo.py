@@ -208,13 +208,15 @@ def held_out_loss(model, tokens, length=512):
     return sum(losses) / len(rows)
 
 
-def save(model, optimizer, step, folder):
+def save(model, optimizer, facts, folder):
     """The folder is replaced as a whole: whoever exports it meanwhile sees one step or the other."""
     written, old = folder + ".new", folder + ".old"
     shutil.rmtree(written, ignore_errors=True)
     shutil.copytree(os.path.dirname(folder) + "/tokenizer", written)
     model.save_pretrained(written)
-    torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, written + "/state.pt")
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, written + "/state.pt")
+    with open(written + "/training.json", "w", encoding="utf-8") as f:
+        json.dump(facts, f, indent=2)
     shutil.rmtree(old, ignore_errors=True)
     if os.path.exists(folder):
         os.rename(folder, old)
@@ -236,19 +238,19 @@ def train(args):
     vectors = [p for p in model.parameters() if p.ndim == 1]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": args.decay}, {"params": vectors, "weight_decay": 0.0}],
                                   lr=args.rate, betas=(0.9, 0.95), fused=True)
-    folder, first = args.work + "/hf", 0
+    folder, first, spent = args.work + "/hf", 0, 0
     if args.resume:
         state = torch.load(folder + "/state.pt", weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        first = state["step"]
+        with open(folder + "/training.json", encoding="utf-8") as f:
+            known = json.load(f)
+        first, spent = known["step"], known["processor_seconds"]
     stages = parse_stages(args.stages)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {stream.epoch_tokens:,} tokens of text, "
           f"{len(held_tokens):,} held out", flush=True)
-    with open(args.work + "/training.json", "w", encoding="utf-8") as f:
-        settings = {k: v for k, v in vars(args).items() if k not in ("work", "resume")}
-        json.dump({**settings, "parameters": sum(p.numel() for p in model.parameters()), "text_tokens": stream.epoch_tokens,
-                   "held_out_tokens": len(held_tokens), "held_out_chapters": len(held)}, f, indent=2)
+    facts = {k: v for k, v in vars(args).items() if k not in ("work", "resume")}
+    facts["parameters"] = sum(p.numel() for p in model.parameters())
     used, recent = time.process_time(), []
     for step in range(args.steps):
         length = next(length for length, end in stages if step < end * args.steps)
@@ -272,7 +274,9 @@ def train(args):
             recent = []
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             print(f"step {step + 1} held-out loss {held_out_loss(model, held_tokens):.4f}", flush=True)
-            save(model, optimizer, step + 1, folder)
+            facts |= {"step": step + 1, "tokens_seen": (step + 1) * args.batch_tokens, "epochs": stream.epochs}
+            facts["processor_seconds"] = spent + round(time.process_time() - used)
+            save(model, optimizer, facts, folder)
 
 
 def main():

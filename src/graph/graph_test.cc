@@ -265,6 +265,20 @@ TEST(Views, AViewKeepsItsStorageAliveWhenItsSourceIsDeadAndIsReadLate) {
   EXPECT_EQ(g.output(0), (std::vector<float>{2, 4, 6, 8}));
 }
 
+TEST(Views, AViewOfACopiedPieceKeepsThePieceAlive) {
+  auto w = writer();
+  w.input("x", DType::f32, {2, 4})
+      .output("y", DType::f32, {1, 4})
+      .initializer("sizes", {2}, std::vector<int64_t>{2, 2});
+  w.initializer("flat", {2}, std::vector<int64_t>{1, 4});
+  w.node("Split", {"x", "sizes"}, {"a", "b"}, {attribute("axis", int64_t{1})}).node("Reshape", {"a", "flat"}, {"v"});
+  w.node("Sigmoid", {"b"}, {"t"}).node("Add", {"v", "v"}, {"y"});
+  Graph g(w);
+  ASSERT_TRUE(g.loaded()) << g.error().message();
+  ASSERT_TRUE(g.run({{{2, 4}, counting(8)}}));
+  EXPECT_EQ(g.output(0), (std::vector<float>{2, 4, 10, 12}));
+}
+
 TEST(Views, AReshapeThatLeavesTheGraphIsCopied) {
   auto w = writer();
   w.input("x", DType::f32, {4}).output("y", DType::f32, {2, 2}).initializer("shape", {2}, std::vector<int64_t>{2, 2});

@@ -79,7 +79,7 @@ Result<std::shared_ptr<const Model>> Model::load(formats::OnnxFile file, cpu::Po
   QUERN_TRY_VOID(model->make_constants());
   QUERN_TRY_VOID(model->make_operators(pool));
   QUERN_TRY_VOID(model->align_constants());
-  model->plan_storage();
+  model->find_last_uses();
   model->find_strided_values();
   model->settle_view_owners();
   return std::shared_ptr<const Model>(std::move(model));
@@ -251,25 +251,10 @@ Result<void> Model::align_constants() {
   return {};
 }
 
-void Model::plan_storage() {
-  for (size_t i = 0; i < values_.size(); i++) values_[i].root = static_cast<int>(i);
-  // A view keeps the storage of what it looks at alive, so lifetimes belong to roots. Whether an output is a view is
-  // only known per invocation; planning as if it were is always safe.
-  for (size_t n = 0; n < steps_.size(); n++) {
-    const Node& node = ir_.nodes[n];
-    if (steps_[n].owner != Owner::view || node.inputs.empty() || node.inputs[0] < 0) continue;
-    for (int v : node.outputs) {
-      if (v >= 0) values_[v].root = values_[node.inputs[0]].root;
-    }
-  }
+void Model::find_last_uses() {
   for (size_t i = 0; i < values_.size(); i++) {
-    ValuePlan& own = values_[i];
-    ValuePlan& root = values_[own.root];
-    const Value& value = ir_.values[i];
-    int last = value.producer;
-    for (const Use& use : value.uses) last = std::max(last, use.node);
-    own.last_use = std::max(own.last_use, last);
-    root.last_use = std::max(root.last_use, last);
+    values_[i].last_use = ir_.values[i].producer;
+    for (const Use& use : ir_.values[i].uses) values_[i].last_use = std::max(values_[i].last_use, use.node);
   }
 }
 

@@ -49,8 +49,7 @@ struct ValuePlan {
   ops::IntValues known;  // small integer constants
   bool folded = false;   // content known when shapes are resolved
   bool rows_ok = false;  // every consumer reads any row layout, so a strided view may stay one
-  int root = 0;          // the value whose storage this one may share (itself when none)
-  int last_use = -1;     // of roots: last step that reads it or a view of it
+  int last_use = -1;     // last step that reads this value itself, or its producer
 };
 
 struct MemorySummary {
@@ -85,7 +84,7 @@ class Model {
   Result<void> make_operators(cpu::Pool& pool);
   Result<void> make_step(int index, const ops::PrepareContext& ctx);
   void find_owner(int index);
-  void plan_storage();
+  void find_last_uses();
   void find_strided_values();
   void settle_view_owners();
   Result<void> align_constants();

@@ -45,7 +45,9 @@ Runner::Runner(std::shared_ptr<const Model> model, cpu::Pool& pool, bool profile
   const size_t steps = model_->steps().size();
   tensors_.resize(values);
   int_values_.resize(values);
-  viewed_.resize(values);
+  viewed_.resize(values, -1);
+  storage_of_.resize(values);
+  storage_end_.resize(values);
   view_offset_.resize(values);
   block_of_.resize(values);
   taken_over_.resize(values);
@@ -246,6 +248,22 @@ Result<void> Runner::take_outputs(int index) {
   return {};
 }
 
+// Which storage each value lies in, in this run, and until when somebody looks at it.
+void Runner::find_lifetimes() {
+  for (size_t v = 0; v < storage_of_.size(); v++) {
+    storage_of_[v] = static_cast<int>(v);
+    storage_end_[v] = model_->values()[v].last_use;
+  }
+  for (const Node& node : model_->ir().nodes) {  // in execution order, so that chains are followed from their start
+    for (int v : node.outputs) {
+      if (v < 0 || viewed_[v] < 0) continue;
+      storage_of_[v] = storage_of_[viewed_[v]];
+      int& end = storage_end_[storage_of_[v]];
+      end = std::max(end, model_->values()[v].last_use);
+    }
+  }
+}
+
 // The input of a step whose place in the arena output j may take over, or -1.
 int Runner::shared_input(int index, int output) const {
   const Node& node = model_->ir().nodes[index];
@@ -254,8 +272,7 @@ int Runner::shared_input(int index, int output) const {
   for (size_t i = 0; i < node.inputs.size(); i++) {
     const int in = node.inputs[i];
     if (in < 0 || !op.may_share(static_cast<int>(i), output)) continue;
-    const ValuePlan& plan = model_->values()[in];
-    if (plan.root != in || plan.last_use != index || block_of_[in] < 0 || viewed_[in] >= 0 || taken_over_[in]) continue;
+    if (block_of_[in] < 0 || storage_end_[in] != index || taken_over_[in]) continue;
     if (blocks_[block_of_[in]].bytes != *payload_bytes(tensors_[v])) continue;
     return in;
   }
@@ -290,6 +307,7 @@ Result<void> Runner::bind_output(const Port& port, Output& output) {
 
 Result<void> Runner::place(std::span<Output> outputs) {
   blocks_.clear();
+  find_lifetimes();
   std::fill(block_of_.begin(), block_of_.end(), -1);
   std::fill(taken_over_.begin(), taken_over_.end(), false);
   for (size_t j = 0; j < outputs.size(); j++) QUERN_TRY_VOID(bind_output(model_->outputs()[j], outputs[j]));
@@ -302,8 +320,7 @@ Result<void> Runner::place(std::span<Output> outputs) {
       Block block;
       block.bytes = *payload_bytes(tensors_[v]);
       block.first = n;
-      // A piece that was planned as a view of its input but is not one in this run still lives as long as itself.
-      block.last = std::max(model_->values()[v].last_use, n);
+      block.last = storage_end_[v];
       const int shared = shared_input(n, static_cast<int>(j));
       if (shared >= 0) {
         block.reuses = block_of_[shared];

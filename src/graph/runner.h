@@ -61,6 +61,7 @@ class Runner {
   Result<void> resolve_step(int index);
   Result<void> take_outputs(int index);
   Result<void> place(std::span<Output> outputs);
+  void find_lifetimes();
   int shared_input(int index, int output) const;
   Result<void> bind_output(const Port& port, Output& output);
   Result<void> execute();
@@ -79,6 +80,8 @@ class Runner {
   std::vector<ops::Tensor> tensors_;
   std::vector<ops::IntValues> int_values_;
   std::vector<int> viewed_;           // the value whose storage this one shares, -1 for own storage
+  std::vector<int> storage_of_;       // the value at the end of the chain of views (itself when it is none)
+  std::vector<int> storage_end_;      // by such a value: the last step that reads it or a view of it
   std::vector<int64_t> view_offset_;  // elements
   std::vector<bool> taken_over_;      // its place in the arena went to an output of its last reader
   std::vector<int> block_of_;         // index into blocks_, -1 for none

@@ -21,9 +21,7 @@ class Random {
   // In [0, n), n >= 1.
   int64_t below(int64_t n) { return static_cast<int64_t>(bits() % static_cast<uint64_t>(n)); }
   // In [low, high).
-  float uniform(float low, float high) {
-    return low + (high - low) * (static_cast<float>(bits() >> 40) * 0x1p-24f);
-  }
+  float uniform(float low, float high) { return low + (high - low) * (static_cast<float>(bits() >> 40) * 0x1p-24f); }
   // Mean 0, deviation 1, within +-6: a sum of twelve uniform numbers.
   float normal() {
     float sum = -6;

@@ -26,8 +26,8 @@ namespace quern::ops {
 // anything. Class close: variants differ by rounding; for one variant the bits depend neither on the thread count nor
 // on what else is in the batch. Keys are appended with the same bits by every variant, values bit for bit. Tolerance of
 // out for inputs of unit variance: 2e-5 absolute (float sums of D and of n terms, exponential within 1.5e-7 relative).
-// No score matrix exists beyond a tile of 96 rows by 64 keys a worker. A pass of S tokens and S passes of one token
-// agree within the same tolerance.
+// No score matrix exists beyond a tile a worker (96 rows by 64 keys, or the rows of few tokens by 128). A pass of S
+// tokens and S passes of one token agree within the same tolerance.
 struct AttentionParams {
   int32_t query_heads = 0;  // Nq, a multiple of Nk
   int32_t kv_heads = 0;     // Nk

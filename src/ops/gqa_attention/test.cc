@@ -680,6 +680,18 @@ TEST(GroupQueryAttention, RefusesCallsThatBreakTheContractBeforeWriting) {
   }
 }
 
+TEST(GroupQueryAttention, RefusesLengthsThatOnlyTheirOwnLimitCatches) {
+  const auto op = operator_of(Node());
+  Call prompt(1, 3, 0, 3);  // three rows, so the last valid one is 2
+  prompt.lengths[0] = 3;
+  EXPECT_EQ(prompt.run(*op).error().code, Errc::bad_request);
+  Call tables(1, 1, 70, 40);  // room for 70 rows, but tables for 64
+  tables.lengths[0] = 64;
+  EXPECT_EQ(tables.run(*op).error().code, Errc::bad_request);
+  tables.lengths[0] = 63;
+  EXPECT_TRUE(tables.run(*op).ok());
+}
+
 TEST(GroupQueryAttention, RefusesNodesItCannotRunByName) {
   using Change = std::function<void(Node&)>;
   const auto absent = [](int i) { return [i](Node& n) { n.inputs[static_cast<size_t>(i)].present = false; }; };
