@@ -90,6 +90,7 @@ struct Pool::State {
 
   int threads = 1;
   std::vector<std::thread> workers;
+  const pid_t process = ::getpid();
 
   alignas(kCacheLine) std::atomic<uint32_t> gate{0};
   Section section;
@@ -229,6 +230,12 @@ Pool::Pool(int threads) : state_(std::make_unique<State>()) {
 }
 
 Pool::~Pool() {
+  if (::getpid() != state_->process) {
+    // A child of fork() has this memory but not the workers: there is nothing to join, and a std::thread that looks
+    // joinable must not be destroyed.
+    static_cast<void>(state_.release());
+    return;
+  }
   state_->stopping.store(true, std::memory_order_seq_cst);
   state_->ring(INT_MAX);
   for (std::thread& worker : state_->workers) worker.join();

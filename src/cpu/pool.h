@@ -30,6 +30,8 @@ class RangeFunction {
 // their own work inline. A parallel_for inside a parallel_for runs inline.
 class Pool {
  public:
+  // In a child of fork() an inherited Pool has no workers: sections run on the calling thread, and destroying it frees
+  // nothing.
   // `threads` >= 1 counts the calling thread, so threads - 1 workers are started; fewer where the system refuses more
   // threads, and never more than 1023. threads() is what there is.
   explicit Pool(int threads);

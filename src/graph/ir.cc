@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "base/quote_name.h"
+#include "ops/registry.h"
 
 namespace quern::graph {
 namespace {
@@ -111,7 +112,7 @@ class Builder {
         }
         const int i = mention(name);
         if (defined_[i]) {
-          return bad_model(fmt::format("{} node {}", proto.op_type, quote_name(node.name)),
+          return bad_model(ops::node_where(proto.op_type, node.name),
                            fmt::format("output {} is defined twice", quote_name(name)));
         }
         defined_[i] = true;
@@ -123,7 +124,7 @@ class Builder {
       for (int i : node.inputs) {
         if (i < 0 || defined_[i]) continue;
         return bad_model(
-            fmt::format("{} node {}", node.proto->op_type, quote_name(node.name)),
+            ops::node_where(node.proto->op_type, node.name),
             fmt::format("input {} is not defined by anything in the graph", quote_name(ir_.values[i].name)));
       }
     }
@@ -166,7 +167,7 @@ class Builder {
     if (order.size() != ir_.nodes.size()) {
       for (size_t n = 0; n < ir_.nodes.size(); n++) {
         if (waiting[n] == 0) continue;
-        return bad_model(fmt::format("{} node {}", ir_.nodes[n].proto->op_type, quote_name(ir_.nodes[n].name)),
+        return bad_model(ops::node_where(ir_.nodes[n].proto->op_type, ir_.nodes[n].name),
                          "is part of, or behind, a cycle of nodes");
       }
     }

@@ -125,7 +125,7 @@ Result<void> Model::make_step(int index, const ops::PrepareContext& ctx) {
   const formats::NodeProto& proto = *node.proto;
   Step& step = steps_[index];
   const auto opset = file_.opset(proto.domain);
-  const std::string where = fmt::format("{} node {}", proto.op_type, quote_name(node.name));
+  const std::string where = ops::node_where(proto.op_type, node.name);
   if (!opset) {
     return bad_model(where, fmt::format("the model imports no operator set for domain {}", quote_name(proto.domain)));
   }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/quote_name.h"
 #include "ops/registry.h"
 
 namespace quern::ops {
@@ -59,8 +60,9 @@ Result<std::unique_ptr<Operator>> make_operator(const NodeView& node, const Prep
     return unsupported(node.where(), fmt::format("opset {} of {} is not supported (supported: {} to {})", node.opset,
                                                  node.op, other_opset->first_opset, other_opset->last_opset));
   }
-  return unsupported(node.where(), fmt::format("operator {}::{} is not known to quern",
-                                               node.domain.empty() ? "ai.onnx" : node.domain, node.op));
+  return unsupported(node.where(),
+                     fmt::format("operator {} {} is not known to quern",
+                                 quote_name(node.domain.empty() ? "ai.onnx" : node.domain), quote_name(node.op)));
 }
 
 }  // namespace quern::ops

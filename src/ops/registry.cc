@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/quote_name.h"
 
 namespace quern::ops {
@@ -25,7 +27,15 @@ std::string_view type_name(AttributeType type) {
 
 }  // namespace
 
-std::string NodeView::where() const { return fmt::format("{} node {}", op, quote_name(name)); }
+std::string node_where(std::string_view op, std::string_view name) {
+  // The operator type as it is when it is an ordinary word, quoted and escaped otherwise.
+  constexpr size_t kLongestWord = 64;
+  const bool word =
+      op.size() <= kLongestWord && std::all_of(op.begin(), op.end(), [](char c) { return c > ' ' && c < 0x7f; });
+  return fmt::format("{} node {}", word ? std::string(op) : quote_name(op), quote_name(name));
+}
+
+std::string NodeView::where() const { return node_where(op, name); }
 
 AttributeReader::AttributeReader(const NodeView& node) : node_(node), seen_(node.attributes.size(), false) {}
 
@@ -35,8 +45,8 @@ const Attribute* AttributeReader::find(std::string_view name, AttributeType type
     if (a.name != name) continue;
     seen_[i] = true;
     if (a.type == type) return &a;
-    *error = bad_model(node_.where(), fmt::format("attribute {} has type {}, expected {}", name, type_name(a.type),
-                                                  type_name(type)));
+    *error = bad_model(node_.where(),
+                       fmt::format("attribute {} has type {}, expected {}", name, type_name(a.type), type_name(type)));
     return nullptr;
   }
   return nullptr;
@@ -98,7 +108,8 @@ Result<void> check_arity(const NodeView& node, int required_inputs, int max_inpu
   }
   for (int i = max_inputs; i < static_cast<int>(node.inputs.size()); i++) {
     if (node.has_input(i)) {
-      return unsupported(node.where(), fmt::format("input {} is present, at most {} inputs are supported", i, max_inputs));
+      return unsupported(node.where(),
+                         fmt::format("input {} is present, at most {} inputs are supported", i, max_inputs));
     }
   }
   for (int i = 0; i < required_outputs; i++) {

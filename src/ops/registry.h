@@ -51,9 +51,11 @@ struct NodeView {
   bool has_input(int i) const { return i < static_cast<int>(inputs.size()) && inputs[static_cast<size_t>(i)].present; }
   bool has_output(int i) const { return i < static_cast<int>(outputs.size()) && outputs[static_cast<size_t>(i)]; }
   const NodeInput& input(int i) const { return inputs[static_cast<size_t>(i)]; }
-  // "MatMulNBits node '/lm_head/MatMul_Q4'": the place for errors.
   std::string where() const;
 };
+
+// "MatMulNBits node '/lm_head/MatMul_Q4'": the place for errors.
+std::string node_where(std::string_view op, std::string_view name);
 
 // Reads attributes by name and type, and refuses what was not asked for. A type that differs is bad_model, not a
 // conversion. Use: construct, read every attribute, then finish().

@@ -3,6 +3,7 @@
 #include "python/arrays.h"
 
 #include <fmt/format.h>
+#include <nanobind/stl/string.h>
 
 namespace quern::python {
 namespace {
@@ -60,13 +61,45 @@ nb::dlpack::dtype dlpack_dtype(DType t) {
 
 void raise(Error error) { throw Raised{std::move(error)}; }
 
+std::string text_in(nb::handle object, const std::string& what) {
+  if (PyUnicode_Check(object.ptr())) {
+    Py_ssize_t size = 0;
+    if (const char* utf8 = PyUnicode_AsUTF8AndSize(object.ptr(), &size)) return {utf8, static_cast<size_t>(size)};
+    PyErr_Clear();
+    raise(bad_request(what, "holds surrogates, which have no UTF-8 form"));
+  }
+  raise(bad_request(what, fmt::format("expected a str, got {}", Py_TYPE(object.ptr())->tp_name)));
+}
+
+std::string path_in(nb::handle object, const std::string& what) {
+  PyObject* bytes = nullptr;
+  if (PyBytes_Check(object.ptr()) || PyUnicode_FSConverter(object.ptr(), &bytes) == 0) {
+    PyErr_Clear();
+    raise(
+        bad_request(what, fmt::format("expected a path (str or os.PathLike), got {}", Py_TYPE(object.ptr())->tp_name)));
+  }
+  const nb::object owner = nb::steal(bytes);
+  return {PyBytes_AsString(bytes), static_cast<size_t>(PyBytes_Size(bytes))};
+}
+
+int thread_count(int64_t threads) {
+  constexpr int64_t kMaxThreads = 1024;  // what cpu::Pool takes
+  if (threads < 0 || threads > kMaxThreads) {
+    raise(bad_request("threads", fmt::format("{} is outside 0 (all usable cores) to {}", threads, kMaxThreads)));
+  }
+  return static_cast<int>(threads);
+}
+
 ArrayIn::ArrayIn(nb::handle object, const std::string& name) {
   if (object.is_none()) {
     tensor_.present = false;
     return;
   }
   if (!nb::try_cast(object, array_)) {
-    raise(bad_request(name, "expected a NumPy array (C order, on the CPU, with a numeric element type)"));
+    std::string seen = Py_TYPE(object.ptr())->tp_name;
+    if (nb::hasattr(object, "dtype")) seen += fmt::format(" of {}", nb::cast<std::string>(nb::str(nb::object(object.attr("dtype")))));
+    raise(
+        bad_request(name, fmt::format("expected a NumPy array of a numeric type in native byte order, got {}", seen)));
   }
   const auto dtype = dtype_of(array_.dtype());
   if (!dtype) raise(bad_request(name, "arrays of this element type are not supported"));

@@ -47,6 +47,14 @@ class ArrayIn {
 // A NumPy array that owns `storage`, in which `tensor` lies contiguously at the start.
 nb::object array_out(const ops::Tensor& tensor, cpu::Buffer storage);
 
+// The text of a Python str as UTF-8, or an error that says what `what` must be. Paths may also be os.PathLike or hold
+// the surrogate escapes of file names that are not UTF-8.
+std::string text_in(nb::handle object, const std::string& what);
+std::string path_in(nb::handle object, const std::string& what);
+
+// A thread count from a caller, 0 for all usable cores. Raises bad_request outside [0, 1024].
+int thread_count(int64_t threads);
+
 // "tensor(float)", as the ONNX Runtime calling convention writes element types.
 std::string type_string(DType dtype);
 

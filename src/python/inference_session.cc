@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/quote_name.h"
 #include "cpu/topology.h"
 #include "graph/runner.h"
 #include "python/arrays.h"
@@ -27,9 +28,9 @@ nb::object text(std::string_view bytes) {
 
 class InferenceSession {
  public:
-  InferenceSession(nb::object model, int threads, bool profile, std::optional<std::string> external_data_dir) {
-    if (threads < 0) raise(bad_request("threads", fmt_threads(threads)));
-    const int count = threads > 0 ? threads : cpu::read_topology().usable;
+  InferenceSession(nb::object model, int64_t threads, bool profile, nb::object external_data_dir) {
+    const int wanted = thread_count(threads);
+    const int count = wanted > 0 ? wanted : cpu::read_topology().usable;
     auto file = open(model, external_data_dir);
     const auto features = take(cpu::usable_features());
     nb::gil_scoped_release released;
@@ -64,10 +65,10 @@ class InferenceSession {
     std::vector<ops::Tensor> inputs(model_->inputs().size());
     for (auto& t : inputs) t.present = false;
     for (auto [key, value] : feeds) {
-      const auto name = nb::cast<std::string>(key);
+      const auto name = text_in(key, "input name");
       const int i = model_->input_index(name);
-      if (i < 0) raise(bad_request("input '" + name + "'", "is not an input of this model"));
-      arrays.emplace_back(value, "input '" + name + "'");
+      if (i < 0) raise(bad_request("input " + quote_name(name), "is not an input of this model"));
+      arrays.emplace_back(value, "input " + quote_name(name));
       inputs[static_cast<size_t>(i)] = arrays.back().tensor();
     }
     std::vector<graph::Output> outputs(model_->outputs().size());
@@ -75,12 +76,15 @@ class InferenceSession {
     if (output_names.is_none()) {
       for (size_t j = 0; j < outputs.size(); j++) order.push_back(static_cast<int>(j));
     } else {
+      if (nb::isinstance<nb::str>(output_names))
+        raise(bad_request("output_names", "expected a list of names, got a str"));
       for (auto& output : outputs) output.wanted = false;
       for (nb::handle item : output_names) {
-        const auto name = nb::cast<std::string>(item);
+        const auto name = text_in(item, "output name");
         const int j = model_->output_index(name);
-        if (j < 0) raise(bad_request("output '" + name + "'", "is not an output of this model"));
-        if (outputs[static_cast<size_t>(j)].wanted) raise(bad_request("output '" + name + "'", "is asked for twice"));
+        if (j < 0) raise(bad_request("output " + quote_name(name), "is not an output of this model"));
+        if (outputs[static_cast<size_t>(j)].wanted)
+          raise(bad_request("output " + quote_name(name), "is asked for twice"));
         outputs[static_cast<size_t>(j)].wanted = true;
         order.push_back(j);
       }
@@ -135,20 +139,13 @@ class InferenceSession {
   }
 
  private:
-  static std::string fmt_threads(int threads) {
-    return "expected a thread count of at least 1, got " + std::to_string(threads);
-  }
-
-  static formats::OnnxFile open(nb::handle model, const std::optional<std::string>& external_data_dir) {
-    if (!nb::isinstance<nb::bytes>(model)) {
-      const auto path = nb::cast<std::string>(nb::str(model));
-      return take(formats::OnnxFile::open(path));
-    }
+  static formats::OnnxFile open(nb::handle model, nb::handle external_data_dir) {
+    if (!nb::isinstance<nb::bytes>(model)) return take(formats::OnnxFile::open(path_in(model, "path_or_bytes")));
     const auto bytes = nb::cast<nb::bytes>(model);
     std::vector<std::byte> copy(bytes.size());
     if (!copy.empty()) std::memcpy(copy.data(), bytes.c_str(), copy.size());
     std::optional<std::filesystem::path> dir;
-    if (external_data_dir) dir = *external_data_dir;
+    if (!external_data_dir.is_none()) dir = path_in(external_data_dir, "external_data_dir");
     return take(formats::OnnxFile::from_bytes(std::move(copy), dir));
   }
 
@@ -184,7 +181,7 @@ void bind_inference_session(nb::module_& m) {
       .def_ro("shape", &NodeArg::shape);
   nb::class_<InferenceSession>(m, "InferenceSession",
                                "An ONNX graph, every node on quern's kernels. Calls from several threads take turns.")
-      .def(nb::init<nb::object, int, bool, std::optional<std::string>>(), nb::arg("path_or_bytes"), nb::kw_only(),
+      .def(nb::init<nb::object, int64_t, bool, nb::object>(), nb::arg("path_or_bytes").none(), nb::kw_only(),
            nb::arg("threads") = 0, nb::arg("profile") = false, nb::arg("external_data_dir") = nb::none(),
            "Loads a model file, or bytes with external data in external_data_dir. threads=0: all usable cores.")
       .def("get_inputs", &InferenceSession::inputs, "One NodeArg a graph input, in declared order.")

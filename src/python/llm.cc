@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // quern.LLM: a model folder, text or ids in, text, ids or logits out.
+#include <fmt/format.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -31,22 +31,27 @@ struct PyState {
 
 class LLM {
  public:
-  LLM(const std::string& folder, int threads) {
-    if (threads < 0)
-      raise(bad_request("threads", "expected a thread count of at least 1, got " + std::to_string(threads)));
+  LLM(nb::object folder, int64_t threads) {
     engine::EngineOptions options;
-    options.threads = threads;
+    options.threads = thread_count(threads);
+    const std::string path = path_in(folder, "folder");
     nb::gil_scoped_release released;
-    engine_ = take(engine::Engine::open(folder, options));
+    engine_ = take(engine::Engine::open(path, options));
   }
 
-  std::vector<int32_t> tokenize(std::string_view text) const { return take(engine_->encode(text)); }
-  nb::object detokenize(const std::vector<int32_t>& ids) const { return nb::str(take(engine_->decode(ids)).c_str()); }
+  std::vector<int32_t> tokenize(nb::handle text) const { return take(engine_->encode(text_in(text, "text"))); }
+  nb::object detokenize(const std::vector<int32_t>& ids) const {
+    check_ids(ids, "ids");
+    const std::string text = take(engine_->decode(ids));
+    return nb::str(text.data(), text.size());
+  }
 
   PyGeneration generate(nb::object prompt, int32_t max_tokens, bool greedy, std::optional<float> temperature,
                         std::optional<int32_t> top_k, std::optional<float> top_p, uint64_t seed,
                         std::optional<std::vector<int32_t>> stop_ids) const {
     const std::vector<int32_t> ids = ids_of(prompt);
+    if (max_tokens < 0) raise(bad_request("max_tokens", fmt::format("{} is below 0", max_tokens)));
+    if (stop_ids) check_ids(*stop_ids, "stop_ids");
     engine::GenerateOptions options;
     options.max_tokens = max_tokens;
     options.stop_ids = std::move(stop_ids);
@@ -110,8 +115,16 @@ class LLM {
   }
 
  private:
+  void check_ids(std::span<const int32_t> ids, const char* what) const {
+    for (const int32_t id : ids) {
+      if (id < 0 || id >= engine_->info().vocab) {
+        raise(bad_request(what, fmt::format("token id {} is outside 0 to {}", id, engine_->info().vocab - 1)));
+      }
+    }
+  }
+
   std::vector<int32_t> ids_of(nb::handle prompt) const {
-    if (nb::isinstance<nb::str>(prompt)) return take(engine_->encode(nb::cast<std::string_view>(prompt)));
+    if (nb::isinstance<nb::str>(prompt)) return take(engine_->encode(text_in(prompt, "prompt")));
     std::vector<int32_t> ids;
     if (!nb::try_cast(prompt, ids))
       raise(bad_request("prompt", "expected text or a list of token ids (32-bit integers)"));
@@ -149,7 +162,7 @@ void bind_llm(nb::module_& m) {
           "An independent copy.");
   nb::class_<LLM>(m, "LLM",
                   "A model folder. Calls may come from several threads at once; the interpreter lock is released.")
-      .def(nb::init<const std::string&, int>(), nb::arg("folder"), nb::kw_only(), nb::arg("threads") = 0,
+      .def(nb::init<nb::object, int64_t>(), nb::arg("folder"), nb::kw_only(), nb::arg("threads") = 0,
            "Opens the folder. threads=0: all usable cores. Raises quern.Error.")
       .def("tokenize", &LLM::tokenize, nb::arg("text"), "Token ids of a text, special tokens parsed, nothing added.")
       .def("detokenize", &LLM::detokenize, nb::arg("ids"), "The text of token ids.")
