@@ -29,9 +29,12 @@ for isa in scalar avx2; do
 done
 
 say "emulated processors: no instruction of a better one leaks"
+# The kernel's list of flags is the real processor's.
+export GTEST_FILTER=-Features.DetectionAgreesWithTheKernel
 for cpu in Nehalem Haswell; do
   unit_tests build/release "emulated-$cpu" qemu-x86_64 -cpu "$cpu"
 done
+unset GTEST_FILTER
 
 say "address and undefined-behaviour sanitizers"
 if cmake --preset asan -DQUERN_SANITIZE=address,undefined -DQUERN_PYTHON=OFF >"$results/asan-configure.log" 2>&1 &&
