@@ -30,11 +30,11 @@ done
 
 say "emulated processors: no instruction of a better one leaks"
 # The kernel's list of flags is the real processor's.
-export GTEST_FILTER=-Features.DetectionAgreesWithTheKernel
+export QUERN_READABLE_GUARDS=1 GTEST_FILTER=-Features.DetectionAgreesWithTheKernel
 for cpu in Nehalem Haswell; do
   unit_tests build/release "emulated-$cpu" qemu-x86_64 -cpu "$cpu"
 done
-unset GTEST_FILTER
+unset QUERN_READABLE_GUARDS GTEST_FILTER
 
 say "address and undefined-behaviour sanitizers"
 if cmake --preset asan -DQUERN_SANITIZE=address,undefined -DQUERN_PYTHON=OFF >"$results/asan-configure.log" 2>&1 &&

@@ -149,6 +149,25 @@ def test_full_disk_is_an_output_error(quern, block):
     assert b"standard output" in done.stderr
 
 
+def end_code(quern, *args, **streams):
+    return subprocess.run([quern.path, *map(str, args)], timeout=60, **{
+        "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}).returncode
+
+
+@pytest.mark.parametrize("args, code", [(("inspect", "/nothing"), 3), (("frobnicate",), 2), (("run",), 2)])
+def test_messages_that_cannot_be_written_change_nothing(quern, args, code):
+    with open("/dev/full", "wb") as full:
+        assert end_code(quern, *args, stderr=full) == code
+    assert end_code(quern, *args, preexec_fn=lambda: os.close(2)) == code
+
+
+@pytest.mark.parametrize("args", [("--help",), ("--version",), ("run", "--help"), ("inspect", "kernels")])
+def test_output_that_cannot_be_written_is_an_error(quern, args):
+    with open("/dev/full", "wb") as full:
+        assert end_code(quern, *args, stdout=full) == 7
+    assert end_code(quern, *args, preexec_fn=lambda: os.close(1)) == 7
+
+
 def test_progress_is_for_terminals(quern, block):
     master, slave = pty.openpty()
     done = subprocess.Popen([quern.path, "run", str(block), "-p", "hello", *GREEDY], stdout=subprocess.PIPE, stderr=slave)
@@ -264,6 +283,14 @@ def test_version_and_help_succeed(quern):
     ["run", "{model}", "-p", "a", "-t", "0"], ["run", "{model}", "-p", "a", "--greedy", "--temperature", "1"],
     ["run", "{model}", "-p", "a", "--seed", "x"], ["inspect"], ["tokenize"], ["detokenize", "{model}"],
     ["detokenize", "{model}", "x"], ["bench", "{model}", "--output", "xml"],
+    *[["run", "{model}", "--prompt-ids", ids] for ids in ("", ",", "1,,2", ",5", "5,", "0x10", "+1", "1 2", "1.0")],
+    ["run", "{model}", "--prompt-ids=", "-n", "1"], ["run", "{model}", "--prompt-ids=", "1"],
+    ["detokenize", "{model}", "1,,2"], ["detokenize", "{model}", "0x10"], ["bench", "{model}", "-p", "8,,16"],
+    *[["run", "{model}", "-p", "a", f"--seed={seed}"] for seed in ("", "-1", "18446744073709551616", "0x1", "1.5")],
+    *[["run", "{model}", "-p", "a", f"--top-p={p}"] for p in ("0", "1e-46", "1e-400", "-0.1", "1.5", "nan", "x")],
+    *[["run", "{model}", "-p", "a", f"--temperature={t}"] for t in ("1e308", "1e39", "-1", "nan", "inf")],
+    ["run", "{model}", "-p", "a", "--top-k=-2"], ["run", "{model}", "-p", "a", "-t", "1025"],
+    ["bench", "{model}", "-t", "2147483647"],
     # Flags of later versions are refused, not ignored.
     ["run", "{model}", "-p", "a", "--chat"], ["run", "{model}", "-p", "a", "--min-p", "0.1"],
     ["run", "{model}", "-p", "a", "--stop", "x"], ["run", "{model}", "-p", "a", "--kv", "fp16"],
@@ -275,6 +302,27 @@ def test_wrong_usage(quern, block, args):
     assert done.stdout == b"" and done.stderr
 
 
+def test_unknown_command_is_named(quern):
+    assert b"'frobnicate'" in quern("frobnicate").stderr
+
+
+@pytest.mark.parametrize("option, word", [("--top-p", "1e-46"), ("--temperature", "1e308"), ("--seed", "-1"),
+                                          ("--max-tokens", "-1"), ("--threads", "99999999999")])
+def test_refused_numbers_are_shown_as_written(quern, block, option, word):
+    done = quern("run", block, "-p", "a", f"{option}={word}")
+    assert done.returncode == 2
+    message = done.stderr.decode().splitlines()[0]
+    assert f"'{word}'" in message and option in message and len(message) < 120
+
+
+def test_numbers_are_decimal(quern, block):
+    assert quern.json("run", block, "--prompt-ids", "010,7", "-n", "0")["prompt_ids"] == [10, 7]
+    assert len(quern.json("run", block, "-p", "a", "-n", "010", "--greedy")["token_ids"]) == 10
+    assert quern.json("detokenize", block, "010")["ids"] == [10]
+    largest = quern.json("run", block, "-p", "a", "-n", "1", "--temperature", "1", "--seed", str(2**64 - 1))
+    assert largest["sampling"]["seed"] == 2**64 - 1
+
+
 # Bad requests --------------------------------------------------------------------------------------------------------
 
 def test_prompt_longer_than_the_context_names_both_numbers(quern, block):
@@ -284,9 +332,14 @@ def test_prompt_longer_than_the_context_names_both_numbers(quern, block):
 
 def test_prompt_without_tokens(quern, block):
     assert "prompt" in quern.refused(5, "run", block, "-p", "")
+    assert "prompt" in quern.refused(5, "run", block, "--prompt=", "-n", "1")
 
 
-@pytest.mark.parametrize("bad", ["512", "-1", "99999999999"])
+def test_prompt_without_an_end(quern, block):
+    assert str(64 << 20) in quern.refused(5, "run", block, "-f", "/dev/zero")
+
+
+@pytest.mark.parametrize("bad", ["512", "-1", "99999999999", "99999999999999999999"])
 def test_token_id_out_of_range(quern, block, bad):
     text = quern.refused(5, "run", block, f"--prompt-ids=1,{bad}")
     assert bad in text and "511" in text
@@ -296,11 +349,6 @@ def test_token_id_out_of_range(quern, block, bad):
 def test_prompt_that_is_not_utf8(quern, block):
     assert "UTF-8" in quern.refused(5, "run", block, "-", stdin=b"abc\xff")
     assert "UTF-8" in quern.refused(5, "tokenize", block, stdin=b"abc\xff")
-
-
-@pytest.mark.parametrize("args", [("--temperature", "-1"), ("--top-p", "1.5"), ("--top-k", "-2"), ("--temperature", "nan")])
-def test_sampling_out_of_range(quern, block, args):
-    assert args[0].strip("-").replace("-", "_") in quern.refused(5, "run", block, "-p", "a", args[0] + "=" + args[1])
 
 
 def test_instruction_set_that_is_not_there(quern, block):
@@ -319,7 +367,41 @@ COMMANDS = [("run", "-p", "a"), ("inspect",), ("bench",)]
 
 @pytest.mark.parametrize("command", [*COMMANDS, ("tokenize", "a")])
 def test_folder_that_is_not_there(quern, tmp_path, command):
-    assert "nothing" in quern.refused(7, command[0], tmp_path / "nothing", *command[1:])
+    assert "nothing" in quern.refused(3, command[0], tmp_path / "nothing", *command[1:])
+    assert "model folder ''" in quern.refused(3, command[0], "", *command[1:])
+
+
+PARTS = ["genai_config.json", "model.onnx", "tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("kind", ["folder", "FIFO", "device", "circle"])
+def test_part_that_is_no_file(quern, broken, part, kind):
+    path = broken.folder / part
+    path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else path)
+    text = quern.refused(3, "run", broken.folder, "-p", "a")
+    assert part in text and ("leads to itself" if kind == "circle" else f"not a regular file but a {kind}") in text
+
+
+def test_part_behind_a_link_is_read(quern, broken, tmp_path):
+    for part in ("genai_config.json", "tokenizer.json", "tokenizer_config.json"):
+        os.rename(broken.folder / part, tmp_path / part)
+        (broken.folder / part).symlink_to(tmp_path / part)
+    assert quern.json("run", broken.folder, "-p", "hello", "-n", "1")["token_ids"]
+
+
+@pytest.mark.parametrize("content, byte", [(b'{"a": 1', 7), (b'{"a": 1} x', 9), (b'{"a"; 1}', 4)])
+def test_damaged_json_names_the_byte(quern, broken, content, byte):
+    (broken.folder / "tokenizer_config.json").write_bytes(content)
+    assert f"tokenizer_config.json: byte {byte}:" in quern.refused(3, "run", broken.folder, "-p", "a")
+    (broken.folder / "genai_config.json").write_bytes(content)
+    assert f"genai_config.json@{byte}:" in quern.refused(3, "run", broken.folder, "-p", "a")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
