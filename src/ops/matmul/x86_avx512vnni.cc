@@ -154,9 +154,20 @@ void stream(const MatMulKernelArgs& k) {
   constexpr int64_t kRows = 8;
   int64_t l = 0;
   for (; l + kRows <= k.k; l += kRows) {
+    // The next eight rows, which lie on other pages, where the processor does not look ahead by itself: one row times
+    // [3072, 1024] on one thread went from 1.2 to 1.07 ms.
+    const int64_t ahead = l + 2 * kRows <= k.k ? kRows * k.ldb : 0;
     for (int64_t j = 0; j < k.n; j += kLanes) {
       const __mmask16 lanes = lanes_below(k.n - j);
       const float* b = k.b + l * k.ldb + j;
+      _mm_prefetch(reinterpret_cast<const char*>(b + ahead), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(b + ahead + k.ldb), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(b + ahead + 2 * k.ldb), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(b + ahead + 3 * k.ldb), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(b + ahead + 4 * k.ldb), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(b + ahead + 5 * k.ldb), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(b + ahead + 6 * k.ldb), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(b + ahead + 7 * k.ldb), _MM_HINT_T0);
       const __m512 b0 = _mm512_maskz_loadu_ps(lanes, b);
       const __m512 b1 = _mm512_maskz_loadu_ps(lanes, b + k.ldb);
       const __m512 b2 = _mm512_maskz_loadu_ps(lanes, b + 2 * k.ldb);
