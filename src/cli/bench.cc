@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/facts.h"
 #include "cli/output.h"
@@ -198,15 +199,15 @@ void add_bench(CLI::App& app, Action& chosen) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* command = app.add_subcommand("bench", "Measure prompts and single tokens; random token ids");
   command->add_option("MODEL", options->model, "The model's folder")->required();
-  const auto list = [&](const char* name, std::vector<int32_t>& to, const char* text, int32_t least) {
-    command->add_option(name, to, text)->delimiter(',')->check(CLI::Range(least, INT32_MAX));
-  };
-  list("-p,--prompt-tokens", options->prompts, "Lengths of prompts to compute: N,N,... (512; 0: none)", 0);
-  list("-n,--tokens", options->tokens, "Numbers of single tokens to compute: N,N,... (32; 0: none)", 0);
-  list("-d,--depth", options->depths, "Tokens before the single tokens: N,N,... (0)", 0);
-  list("-t,--threads", options->threads, "Compute threads: N,N,... (the usable physical cores)", 1);
-  command->add_option("-r,--repetitions", options->repetitions, "Timed rounds after one untimed (3)")
-      ->check(CLI::Range(1, 100000));
+  add_whole_list(*command, "-p,--prompt-tokens", options->prompts, "Lengths of prompts to compute (512; 0: none)", 0,
+                 INT32_MAX);
+  add_whole_list(*command, "-n,--tokens", options->tokens, "Numbers of single tokens to compute (32; 0: none)", 0,
+                 INT32_MAX);
+  add_whole_list(*command, "-d,--depth", options->depths, "Tokens before the single tokens (0)", 0, INT32_MAX);
+  add_whole_list(*command, "-t,--threads", options->threads, "Compute threads (the usable physical cores)", 1,
+                 engine::kMaxThreads);
+  add_whole<int32_t>(*command, "-r,--repetitions", options->repetitions, "Timed rounds after one untimed (3)", 1,
+                     100000);
   command->add_option("--output", options->output, "table, csv, json or jsonl")
       ->check(CLI::IsMember({"table", "csv", "json", "jsonl"}));
   command->callback([options, &chosen] { chosen = [options] { return bench(*options); }; });

@@ -121,7 +121,8 @@ Result<int> inspect_kernels(const InspectOptions& options) {
   const cpu::Features detected = cpu::detect_features();
   QUERN_TRY(const cpu::Features usable, cpu::usable_features());
   Json rows = Json::array();
-  std::string text = fmt::format("{:<14} {:<11} {:<48} {}\n", "ROOM", "ISA", "SYMBOL (best first)", "REFUSED BECAUSE");
+  std::string text =
+      fmt::format("{:<14} {:<11} {:<48} {}\n", "ROOM", "ISA", "SYMBOL (best first)", "USABLE, OR WHY NOT");
   for (const ops::RoomEntry& room : ops::room_table()) {
     for (const ops::VariantInfo& variant : room.variants()) {
       const std::string reason = refusal(variant.isa, detected, usable);
@@ -130,7 +131,8 @@ Result<int> inspect_kernels(const InspectOptions& options) {
                       {"symbol", std::string(variant.symbol)},
                       {"usable", reason.empty()},
                       {"reason", reason}});
-      text += fmt::format("{:<14} {:<11} {:<48} {}\n", room.room, cpu::isa_name(variant.isa), variant.symbol, reason);
+      text += fmt::format("{:<14} {:<11} {:<48} {}\n", room.room, cpu::isa_name(variant.isa), variant.symbol,
+                          reason.empty() ? "usable" : reason);
     }
   }
   QUERN_TRY_VOID(options.json ? write_json({{"kernels", std::move(rows)}}) : write_out(text));

@@ -4,13 +4,20 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
-#include <cstdio>
 #include <exception>
 #include <new>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
+#include "base/quote_name.h"
+#include "cli/arguments.h"
 #include "cli/commands.h"
+#include "cli/output.h"
 
 namespace quern::cli {
 namespace {
@@ -18,8 +25,26 @@ namespace {
 constexpr int kExitUsage = 2;
 
 int fail(const Error& error) {
-  fmt::print(stderr, "quern: {}: {}\n", errc_name(error.code), error.message());
+  write_message(fmt::format("quern: {}: {}\n", errc_name(error.code), error.message()));
   return exit_code(error.code);
+}
+
+int fail_usage(const CLI::App& app, const CLI::ParseError& error) {
+  std::ostringstream unused, message;
+  app.exit(error, unused, message);
+  write_message(message.str());
+  return kExitUsage;
+}
+
+// CLI11 names words it does not know only where no command is missing.
+int fail_command(const CLI::App& app, const std::string& word) {
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  write_message(fmt::format("{} is not a command; commands are {}\nRun with --help for more information.\n",
+                            quote_name(word), names));
+  return kExitUsage;
 }
 
 int run(int argc, char** argv) {
@@ -32,10 +57,20 @@ int run(int argc, char** argv) {
   add_bench(app, chosen);
   add_tokenize(app, chosen);
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> words = words_of(app, argc, argv);
+    std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
+    app.parse(std::move(words));
+  } catch (const CLI::Success& e) {
+    // Help and version.
+    std::ostringstream text, unused;
+    app.exit(e, text, unused);
+    const Result<void> written = write_out(text.str());
+    return written.ok() ? 0 : fail(written.error());
+  } catch (const CLI::RequiredError& e) {
+    if (app.get_subcommands().empty() && app.remaining_size() > 0) return fail_command(app, app.remaining().front());
+    return fail_usage(app, e);
   } catch (const CLI::ParseError& e) {
-    // Help and version arrive here, too, with exit code 0 and their text for standard output.
-    return app.exit(e) == 0 ? 0 : kExitUsage;
+    return fail_usage(app, e);
   }
   auto done = chosen();
   return done.ok() ? *done : fail(done.error());
@@ -47,6 +82,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   // A reader that goes away is an output error like a full disk, not a silent death.
   std::signal(SIGPIPE, SIG_IGN);
+  quern::cli::hold_standard_streams();
   try {
     return quern::cli::run(argc, argv);
   } catch (const std::bad_alloc&) {

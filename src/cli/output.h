@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owns how the program writes: standard output with its failures, JSON text, and progress on a terminal.
-// Does not own what is written.
+// Owns how the program reads and writes: standard output with its failures, messages on standard error, JSON text,
+// prompts from files, progress on a terminal. Does not own what is written.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +19,13 @@ using Json = nlohmann::ordered_json;
 Result<void> write_out(std::string_view bytes);
 // The same with one line break behind it when standard output is a terminal: text itself stays as it is.
 Result<void> end_text();
+// Writes to standard error. What cannot be written is lost: a message never changes how the program ends.
+void write_message(std::string_view bytes);
+
+// Puts a stream that refuses every transfer in place of each standard stream that is closed, so that a file opened
+// later does not become one. Call it before anything is opened.
+void hold_standard_streams();
+
 // One object on one line.
 Result<void> write_json(const Json& json);
 
@@ -27,7 +34,7 @@ std::string json_text(std::string_view bytes);
 // The shortest decimal that reads back as `value`, as a JSON number.
 double json_number(float value);
 
-// All bytes of a file or, for "-", of standard input. Errors: io.
+// All bytes of a file or, for "-", of standard input. Errors: io, bad_request (more than 64 MiB).
 Result<std::string> read_all(const std::string& path);
 
 // One line on standard error that is rewritten in place; silent unless standard error is a terminal.

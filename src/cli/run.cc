@@ -7,6 +7,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <random>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/facts.h"
 #include "cli/output.h"
@@ -23,14 +25,12 @@
 namespace quern::cli {
 namespace {
 
-constexpr int kMaxThreads = 1024;
-
 struct RunOptions {
   std::string model;
   std::string stdin_mark;  // "-" when given
   std::optional<std::string> prompt;
   std::optional<std::string> file;
-  std::vector<int64_t> prompt_ids;
+  std::vector<std::string> prompt_ids;
   int32_t max_tokens = 256;
   bool greedy = false;
   std::optional<float> temperature;
@@ -62,19 +62,8 @@ void watch_interrupts() {
 
 // ---- pieces ----
 
-// Ids are checked before they become 32-bit numbers.
 Result<std::vector<int32_t>> prompt_tokens(const RunOptions& options, const engine::Engine& engine) {
-  if (!options.prompt_ids.empty()) {
-    std::vector<int32_t> ids;
-    for (const int64_t id : options.prompt_ids) {
-      if (id < 0 || id >= engine.info().vocab) {
-        return bad_request(fmt::format("prompt token {}", ids.size()),
-                           fmt::format("has id {}, allowed are 0 to {}", id, engine.info().vocab - 1));
-      }
-      ids.push_back(static_cast<int32_t>(id));
-    }
-    return ids;
-  }
+  if (!options.prompt_ids.empty()) return read_ids(options.prompt_ids, "prompt token", engine.info().vocab);
   std::string text;
   if (options.prompt) {
     text = *options.prompt;
@@ -213,19 +202,24 @@ void add_run(CLI::App& app, Action& chosen) {
   auto* source = command->add_option_group("prompt", "Where the prompt comes from");
   source->add_option("-p,--prompt", options->prompt, "The prompt itself");
   source->add_option("-f,--file", options->file, "A file that holds the prompt");
-  source->add_option("--prompt-ids", options->prompt_ids, "The prompt as token ids: N,N,...")->delimiter(',');
+  source
+      ->add_option_function<std::string>(
+          "--prompt-ids", [options](const std::string& word) { options->prompt_ids = split_ids("--prompt-ids", word); },
+          "The prompt as token ids in decimal")
+      ->type_name("N,N,...");
   source->add_option("STDIN", options->stdin_mark, "A single - : standard input")->check(CLI::IsMember({"-"}));
   source->require_option(1);
-  command->add_option("-n,--max-tokens", options->max_tokens, "Tokens to generate at most (256)")
-      ->check(CLI::NonNegativeNumber);
+  add_whole<int32_t>(*command, "-n,--max-tokens", options->max_tokens, "Tokens to generate at most (256)", 0);
   auto* greedy = command->add_flag("--greedy", options->greedy, "Always the most likely token");
+  greedy->excludes(add_number(*command, "--temperature", options->temperature,
+                              "Flatter above 1, sharper below; 0 is greedy", std::numeric_limits<float>::max(), false));
   greedy->excludes(
-      command->add_option("--temperature", options->temperature, "Flatter above 1, sharper below; 0 is greedy"));
-  greedy->excludes(command->add_option("--top-k", options->top_k, "Sample from the K most likely tokens; 0: no limit"));
-  greedy->excludes(command->add_option("--top-p", options->top_p, "Sample from the most likely tokens that sum to P"));
-  command->add_option("--seed", options->seed, "Where the random numbers start; without it, anywhere");
-  command->add_option("-t,--threads", options->threads, "Compute threads; the usable physical cores without it")
-      ->check(CLI::Range(1, kMaxThreads));
+      add_whole<int32_t>(*command, "--top-k", options->top_k, "Sample from the K most likely tokens; 0: no limit", 0));
+  greedy->excludes(add_number(*command, "--top-p", options->top_p,
+                              "Sample from the most likely tokens that sum to P, above 0; 1: no limit", 1, true));
+  add_whole<uint64_t>(*command, "--seed", options->seed, "Where the random numbers start; without it, anywhere", 0);
+  add_whole<int32_t>(*command, "-t,--threads", options->threads,
+                     "Compute threads; the usable physical cores without it", 1, engine::kMaxThreads);
   command->add_flag("--json", options->json, "One JSON object with text, ids, timings and counts instead of the text");
   command->callback([options, &chosen] { chosen = [options] { return run(*options); }; });
 }

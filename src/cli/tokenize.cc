@@ -6,9 +6,10 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <vector>
 
+#include "base/model_part.h"
+#include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "formats/genai_config.h"
@@ -27,14 +28,13 @@ struct TokenizeOptions {
 
 struct DetokenizeOptions {
   std::string model;
-  std::vector<int64_t> ids;
+  std::vector<std::string> ids;
   bool skip_special = false;
   bool json = false;
 };
 
 Result<text::Tokenizer> load(const std::string& model) {
-  std::error_code ec;
-  if (!fs::exists(model, ec)) return Error{Errc::io, "there is no such model folder", model};
+  QUERN_TRY_VOID(check_folder(model));
   return text::Tokenizer::load(model);
 }
 
@@ -60,8 +60,7 @@ Result<int> tokenize(const TokenizeOptions& options) {
 // Ids that the model's logits have: some of them may have no text.
 Result<int64_t> id_limit(const std::string& model, const text::Tokenizer& tokenizer) {
   const fs::path config_path = fs::path(model) / "genai_config.json";
-  std::error_code ec;
-  if (!fs::exists(config_path, ec)) return tokenizer.id_limit();
+  if (!has_part(config_path)) return tokenizer.id_limit();
   QUERN_TRY(const formats::GenaiConfig config, formats::GenaiConfig::load(config_path));
   return std::max(config.vocab_size, tokenizer.id_limit());
 }
@@ -69,14 +68,7 @@ Result<int64_t> id_limit(const std::string& model, const text::Tokenizer& tokeni
 Result<int> detokenize(const DetokenizeOptions& options) {
   QUERN_TRY(const text::Tokenizer tokenizer, load(options.model));
   QUERN_TRY(const int64_t limit, id_limit(options.model, tokenizer));
-  std::vector<int32_t> ids;
-  for (const int64_t id : options.ids) {
-    if (id < 0 || id >= limit) {
-      return bad_request(fmt::format("token {}", ids.size()),
-                         fmt::format("has id {}, allowed are 0 to {}", id, limit - 1));
-    }
-    ids.push_back(static_cast<int32_t>(id));
-  }
+  QUERN_TRY(const std::vector<int32_t> ids, read_ids(options.ids, "token", limit));
   const std::string text = tokenizer.decode(ids, options.skip_special);
   if (options.json) {
     QUERN_TRY_VOID(write_json({{"text", text}, {"ids", ids}}));
@@ -100,7 +92,14 @@ void add_tokenize(CLI::App& app, Action& chosen) {
   auto backward = std::make_shared<DetokenizeOptions>();
   command = app.add_subcommand("detokenize", "Print the text of token ids");
   command->add_option("MODEL", backward->model, "The model's folder")->required();
-  command->add_option("IDS", backward->ids, "Token ids, separated by blanks or commas")->required()->delimiter(',');
+  const auto read = [backward](const std::vector<std::string>& words) {
+    for (const std::string& word : words) {
+      for (std::string& id : split_ids("IDS", word)) backward->ids.push_back(std::move(id));
+    }
+  };
+  command->add_option_function<std::vector<std::string>>("IDS", read, "Token ids, separated by blanks or commas")
+      ->required()
+      ->type_name("N");
   command->add_flag("--skip-special", backward->skip_special, "Leave out special tokens");
   command->add_flag("--json", backward->json, "One JSON object");
   command->callback([backward, &chosen] { chosen = [backward] { return detokenize(*backward); }; });

@@ -60,14 +60,10 @@ bool all(uint32_t word, uint32_t bits) { return (word & bits) == bits; }
 
 std::string_view isa_name(Isa isa) {
   switch (isa) {
-    case Isa::scalar:
-      return "scalar";
-    case Isa::avx2:
-      return "avx2";
-    case Isa::avxvnni:
-      return "avxvnni";
-    case Isa::avx512vnni:
-      return "avx512vnni";
+    case Isa::scalar: return "scalar";
+    case Isa::avx2: return "avx2";
+    case Isa::avxvnni: return "avxvnni";
+    case Isa::avx512vnni: return "avx512vnni";
   }
   return "?";
 }

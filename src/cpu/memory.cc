@@ -108,14 +108,10 @@ void unpoison(const void* data, size_t bytes) {
 
 std::string_view memory_tag_name(MemoryTag tag) {
   switch (tag) {
-    case MemoryTag::weights:
-      return "weights";
-    case MemoryTag::cache:
-      return "cache";
-    case MemoryTag::workspace:
-      return "workspace";
-    case MemoryTag::logits:
-      return "logits";
+    case MemoryTag::weights: return "weights";
+    case MemoryTag::cache: return "cache";
+    case MemoryTag::workspace: return "workspace";
+    case MemoryTag::logits: return "logits";
   }
   return "?";
 }

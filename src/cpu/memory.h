@@ -18,8 +18,8 @@ enum class MemoryTag : uint8_t { weights, cache, workspace, logits };
 inline constexpr int kMemoryTags = 4;
 std::string_view memory_tag_name(MemoryTag tag);
 
-// Move-only block of zeroed memory, page aligned, on huge pages where the system grants them. Counted under its tag from
-// allocation to destruction.
+// Move-only block of zeroed memory, page aligned, on huge pages where the system grants them. Counted under its tag
+// from allocation to destruction.
 class Buffer {
  public:
   // Errors: no_memory, with the size and the tag. Zero bytes give an empty buffer with data() == nullptr.
@@ -57,7 +57,8 @@ struct MemoryUsage {
 MemoryUsage memory_usage();
 
 // Bump allocator for the scratch memory of one forward pass. Grows by whole buffers, keeps them between passes, and so
-// allocates nothing in the steady state. Not thread-safe: the thread that runs the pass takes memory, workers only use it.
+// allocates nothing in the steady state. Not thread-safe: the thread that runs the pass takes memory, workers only use
+// it.
 class Arena {
  public:
   explicit Arena(MemoryTag tag = MemoryTag::workspace);

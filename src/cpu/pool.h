@@ -41,8 +41,8 @@ class Pool {
 
   int threads() const;
 
-  // Calls f(begin, end, worker) for disjoint ranges that cover [0, count), each at most `chunk` long (chunk >= 1), on up
-  // to threads() threads, and returns when all are done. Ranges start at multiples of `chunk` and are handed out in
+  // Calls f(begin, end, worker) for disjoint ranges that cover [0, count), each at most `chunk` long (chunk >= 1), on
+  // up to threads() threads, and returns when all are done. Ranges start at multiples of `chunk` and are handed out in
   // order by an atomic counter; which worker gets which range is not fixed, so results must not depend on it.
   // 0 <= worker < threads(), no two threads of one call have the same, and inline it is 0. f must not throw.
   void parallel_for(int64_t count, int64_t chunk, RangeFunction f);

@@ -21,6 +21,10 @@ Engine::~Engine() = default;
 
 Result<std::shared_ptr<const Engine>> Engine::open(const std::filesystem::path& folder, const EngineOptions& options) {
   return or_no_memory("opening the model", [&]() -> Result<std::shared_ptr<const Engine>> {
+    if (options.threads < 0 || options.threads > kMaxThreads) {
+      return bad_request("threads", fmt::format("is {}, allowed are 1 to {}, or 0 for the usable physical cores",
+                                                options.threads, kMaxThreads));
+    }
     const int64_t start = now_ns();
     std::shared_ptr<Engine> engine(new Engine());
     QUERN_TRY_VOID(model::identify(folder));
@@ -85,7 +89,8 @@ Result<SamplingOptions> Engine::default_sampling() const {
   options.greedy = !defaults.do_sample;
   options.temperature = defaults.temperature;
   options.top_k = defaults.top_k;
-  options.top_p = defaults.top_p;
+  // In configurations 0 means no limit; as an option it would be an empty set.
+  options.top_p = defaults.top_p > 0 ? defaults.top_p : 1;
   return options;
 }
 

@@ -63,8 +63,8 @@ Result<void> check_sampling(const SamplingOptions& options) {
     return bad_request("temperature", fmt::format("is {}, allowed are finite numbers from 0", options.temperature));
   }
   if (options.top_k < 0) return bad_request("top_k", fmt::format("is {}, allowed are numbers from 0", options.top_k));
-  if (!(options.top_p >= 0 && options.top_p <= 1)) {
-    return bad_request("top_p", fmt::format("is {}, allowed are numbers from 0 to 1", options.top_p));
+  if (!(options.top_p > 0 && options.top_p <= 1)) {
+    return bad_request("top_p", fmt::format("is {}, allowed are numbers above 0 and up to 1", options.top_p));
   }
   return {};
 }
@@ -109,7 +109,7 @@ int32_t Sampler::draw(float largest) {
     return *--end;
   };
   const double u = random_.uniform();
-  const bool nucleus = options_.top_p > 0 && options_.top_p < 1;
+  const bool nucleus = options_.top_p < 1;
   double sum = 0;
   if (!nucleus) {
     Candidate c{};

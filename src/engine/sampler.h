@@ -31,7 +31,7 @@ struct SamplingOptions {
   bool greedy = false;       // the best token always; everything below has no influence
   float temperature = 1.0f;  // >= 0; 0 is greedy
   int32_t top_k = 0;         // >= 0; 0: no limit
-  float top_p = 1.0f;        // 0 <= p <= 1; 0 and 1: no limit
+  float top_p = 1.0f;        // 0 < p <= 1; 1: no limit
   uint64_t seed = 0;
 };
 

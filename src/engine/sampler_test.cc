@@ -127,7 +127,7 @@ TEST(Sampler, TopPKeepsUntilTheSumIsReached) {
   expect_shares(draw(sampling(1, 0, 0.6f), logits), {{1, 2.0 / 3}, {2, 1.0 / 3}});
   expect_shares(draw(sampling(1, 0, 0.8f), logits), {{0, 1.0 / 7}, {1, 4.0 / 7}, {2, 2.0 / 7}});  // equal: the lower id
   expect_shares(draw(sampling(1, 0, 1e-6f), logits), {{1, 1.0}});
-  expect_shares(draw(sampling(1, 0, 0), logits), {{0, 0.125}, {1, 0.5}, {2, 0.25}, {3, 0.125}});
+  expect_shares(draw(sampling(1, 0, 1), logits), {{0, 0.125}, {1, 0.5}, {2, 0.25}, {3, 0.125}});
 }
 
 // The nucleus is taken of what top_k left: of 4, 2, 1, 1 the two largest are 2/3 and 1/3 there, and 0.5 needs one of
@@ -173,7 +173,9 @@ TEST(Sampler, OptionsOutOfRangeAreRefusedByName) {
   EXPECT_EQ(name(sampling(1, 0, 1.5f)), "top_p");
   EXPECT_EQ(name(sampling(1, 0, -0.1f)), "top_p");
   EXPECT_EQ(name(sampling(1, 0, kNaN)), "top_p");
-  EXPECT_EQ(name(sampling(0, 0, 0)), "");
+  EXPECT_EQ(name(sampling(1, 0, 0)), "top_p");
+  EXPECT_EQ(name(sampling(1, 0, 1e-45f)), "");
+  EXPECT_EQ(name(sampling(0)), "");
   EXPECT_EQ(name(sampling(2, 50, 1)), "");
 }
 

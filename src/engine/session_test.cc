@@ -9,8 +9,8 @@
 #include <set>
 
 #include "engine/engine.h"
-#include "model/tiny_qwen3.h"
 #include "tests/support/small_tokenizer.h"
+#include "tests/support/tiny_qwen3.h"
 #include "text/utf8.h"
 
 namespace quern::engine {
@@ -339,6 +339,29 @@ TEST_F(SessionTest, GenerationSettingsThatAreNotCarriedOutAreNotIgnored) {
   ASSERT_FALSE(sampling.ok());
   EXPECT_EQ(sampling.error().code, Errc::unsupported);
   EXPECT_NE(sampling.error().message().find("repetition_penalty 1.5"), std::string::npos) << sampling.error().message();
+}
+
+TEST_F(SessionTest, NumberOfThreadsOutOfRangeIsABadRequest) {
+  for (const int threads : {-1, kMaxThreads + 1, INT32_MAX}) {
+    EngineOptions options;
+    options.threads = threads;
+    const auto engine = Engine::open(scratch_.path(), options);
+    ASSERT_FALSE(engine.ok()) << threads;
+    EXPECT_EQ(engine.error().code, Errc::bad_request);
+    EXPECT_EQ(engine.error().where, "threads");
+  }
+}
+
+// Exported configurations write 0 for "no limit".
+TEST_F(SessionTest, ModelsTopPOfZeroMeansNoLimit) {
+  TinyQwen3 model;
+  model.edit_config = [](nlohmann::json& config) { config["search"]["top_p"] = 0; };
+  const auto engine = open(model);
+  ASSERT_NE(engine, nullptr);
+  const auto sampling = engine->default_sampling();
+  ASSERT_TRUE(sampling.ok());
+  EXPECT_EQ(sampling->top_p, 1.0f);
+  EXPECT_TRUE(check_sampling(*sampling).ok());
 }
 
 }  // namespace

@@ -9,9 +9,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <system_error>
 
 #include "base/file_map.h"
+#include "base/model_part.h"
 
 namespace quern::formats {
 namespace {
@@ -82,10 +82,13 @@ class Section {
   Result<void> number_into(std::string_view key, float lowest, float highest, float& out) const {
     const json* node = find(key);
     if (node == nullptr) return {};
-    const auto value = node->is_number() ? static_cast<float>(node->get<double>()) : NAN;
-    if (!(value >= lowest && value <= highest))
+    // Checked before it is narrowed: what rounds to 0 must not take on the meaning of 0.
+    const double exact = node->is_number() ? node->get<double>() : NAN;
+    const bool inside = exact >= static_cast<double>(lowest) && exact <= static_cast<double>(highest);
+    if (!inside || (exact != 0 && static_cast<float>(exact) == 0)) {
       return wrong(key, fmt::format("a number from {} to {}", lowest, highest));
-    out = value;
+    }
+    out = static_cast<float>(exact);
     return {};
   }
 
@@ -304,7 +307,8 @@ Result<GenaiConfig> GenaiConfig::parse(std::string_view text, std::string_view w
   try {
     document = json::parse(text);
   } catch (const json::parse_error& e) {
-    return bad_model(fmt::format("{}@{}", where, e.byte), "the file is not JSON from here on");
+    // The parser counts the byte that does not fit, too.
+    return bad_model(fmt::format("{}@{}", where, e.byte > 0 ? e.byte - 1 : 0), "the file is not JSON from here on");
   } catch (const json::exception& e) {
     return bad_model(std::string(where), fmt::format("the file cannot be read as JSON: {}", e.what()));
   }
@@ -312,10 +316,7 @@ Result<GenaiConfig> GenaiConfig::parse(std::string_view text, std::string_view w
 }
 
 Result<GenaiConfig> GenaiConfig::load(const std::filesystem::path& path) {
-  std::error_code failed;
-  if (std::filesystem::status(path, failed).type() == std::filesystem::file_type::not_found) {
-    return bad_model(path.string(), "the file is missing");
-  }
+  QUERN_TRY_VOID(check_part(path));
   QUERN_TRY(const FileMap map, FileMap::open(path));
   const std::span<const std::byte> bytes = map.bytes();
   return parse({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path.string());

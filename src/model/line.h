@@ -120,9 +120,10 @@ class Line {
   // the scores of the token that follows ids[wanted.first + r]. Calls of several ids equal calls of one id each within
   // the models' numeric class; the same call gives the same bits on any number of threads.
   // Allocates nothing once a call of the same number of ids has been made and the past has room (State::reserve).
-  // Errors, all of them before anything is computed where they concern the arguments: bad_request (no ids, an id
-  // outside [0, vocab), rows outside the call, logits of another size), too_long (more positions than context_tokens),
-  // no_memory. After an error the timeline has its old length and `logits` is undefined.
+  // Errors, all of them before anything is computed where they concern the arguments: bad_request (a state of
+  // another line, no ids, an id outside [0, vocab), rows outside the call, logits of another size), too_long (more
+  // positions than context_tokens), no_memory. After an error the timeline has its old length and `logits` is
+  // undefined.
   virtual Result<void> forward(State& state, std::span<const int32_t> ids, Rows wanted,
                                std::span<float> logits) const = 0;
 
@@ -144,7 +145,7 @@ struct Identity {
 };
 
 // Errors: unsupported (a model type or a file format that this program does not run, or was built without, by name),
-// bad_model (a part of the model is missing, by name; a damaged configuration), io (no such folder).
+// bad_model (the folder or a part of the model is missing, by name; a damaged configuration), io.
 Result<Identity> identify(const std::filesystem::path& folder);
 
 // Opens the model in `folder` with the line that its type names. Errors: those of identify(), and what the line finds

@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <system_error>
 
 #include "base/checked.h"
+#include "base/model_part.h"
 #include "base/quote_name.h"
 #include "cpu/memory.h"
 #include "formats/genai_config.h"
@@ -272,7 +272,9 @@ std::vector<graph::ReportRow> Qwen3State::report() const {
 
 Result<void> Qwen3Line::forward(State& base, std::span<const int32_t> ids, Rows wanted, std::span<float> logits) const {
   auto* state = dynamic_cast<Qwen3State*>(&base);
-  QUERN_CHECK(state != nullptr && &state->line() == this, "a state belongs to the line that made it");
+  if (state == nullptr || &state->line() != this) {
+    return bad_request("state", "belongs to another model; a state is for the one that made it");
+  }
   const auto count = static_cast<int64_t>(ids.size());
   if (count == 0) return bad_request("ids", "are empty, at least one token id is needed");
   for (size_t i = 0; i < ids.size(); i++) {
@@ -386,11 +388,11 @@ Result<std::unique_ptr<Line>> open_qwen3(const fs::path& folder, const OpenOptio
   const std::string where = config_path.string();
   QUERN_TRY(const formats::GenaiConfig config, formats::GenaiConfig::load(config_path));
   const fs::path onnx_path = folder / config.decoder.filename;
-  std::error_code ec;
-  if (!fs::exists(onnx_path, ec)) {
+  if (!has_part(onnx_path)) {
     return bad_model(where + ": model.decoder.filename",
                      fmt::format("names {}, which is not in the folder", quote_name(config.decoder.filename)));
   }
+  QUERN_TRY_VOID(check_part(onnx_path));
   QUERN_TRY_VOID(check_cache_size(config, where));
   QUERN_TRY(formats::OnnxFile file, formats::OnnxFile::open(onnx_path));
   ModelInfo info = make_info(folder, config, file);

@@ -5,13 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <thread>
 
 #include "cpu/memory.h"
-#include "model/tiny_qwen3.h"
 #include "tests/support/allocation_count.h"
+#include "tests/support/tiny_qwen3.h"
 
 namespace quern::model {
 namespace {
@@ -292,6 +293,28 @@ TEST_F(Qwen3Line, PastWithASecondReaderIsUnsupported) {
   ASSERT_FALSE(line.ok());
   EXPECT_EQ(line.error().code, Errc::unsupported);
   EXPECT_NE(line.error().message().find("past_key_values.1.key"), std::string::npos) << line.error().message();
+}
+
+TEST_F(Qwen3Line, StateOfAnotherLineIsABadRequest) {
+  const auto other = open({});
+  const auto line = open({});
+  ASSERT_TRUE(other.ok() && line.ok());
+  const auto state = (*other)->new_state().value();
+  std::vector<float> logits(static_cast<size_t>((*line)->info().vocab));
+  const auto done = (*line)->forward(*state, std::array<int32_t, 1>{1}, {}, logits);
+  ASSERT_FALSE(done.ok());
+  EXPECT_EQ(done.error().code, Errc::bad_request);
+  EXPECT_EQ(state->length_tokens(), 0);
+}
+
+TEST_F(Qwen3Line, FolderInPlaceOfTheGraphFileIsABadModel) {
+  TinyQwen3().write(scratch_.path());
+  std::filesystem::remove(scratch_.path() / "model.onnx");
+  std::filesystem::create_directory(scratch_.path() / "model.onnx");
+  const auto line = open_line(scratch_.path(), {&pool_, cpu::detect_features(), false});
+  ASSERT_FALSE(line.ok());
+  EXPECT_EQ(line.error().code, Errc::bad_model);
+  EXPECT_NE(line.error().message().find("not a regular file"), std::string::npos) << line.error().message();
 }
 
 TEST_F(Qwen3Line, GraphFileThatIsNotThereIsABadModel) {

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "base/file_map.h"
+#include "base/model_part.h"
 #include "base/quote_name.h"
 #include "model/line.h"
 #ifdef QUERN_LINE_QWEN3
@@ -71,15 +72,24 @@ std::string known_types(Format format) {
 // The string at `field`, a dotted JSON path. The rest of the file is not looked at: a line checks its own
 // configuration.
 Result<std::string> read_type(const fs::path& path, std::string_view field) {
+  QUERN_TRY_VOID(check_part(path));
   QUERN_TRY(const FileMap map, FileMap::open(path));
   if (map.bytes().size() > kLargestConfigBytes) {
     return bad_model(path.string(), fmt::format("has {} bytes, a configuration has at most {}", map.bytes().size(),
                                                 kLargestConfigBytes));
   }
   const auto* text = reinterpret_cast<const char*>(map.bytes().data());
-  const auto json = nlohmann::json::parse(text, text + map.bytes().size(), nullptr, false);
+  nlohmann::json json;
+  try {
+    json = nlohmann::json::parse(text, text + map.bytes().size());
+  } catch (const nlohmann::json::parse_error& e) {
+    // The parser counts the byte that does not fit, too.
+    return bad_model(fmt::format("{}@{}", path.string(), e.byte > 0 ? e.byte - 1 : 0),
+                     "the file is not JSON from here on");
+  } catch (const nlohmann::json::exception& e) {
+    return bad_model(path.string(), fmt::format("the file cannot be read as JSON: {}", e.what()));
+  }
   const std::string where = fmt::format("{}: {}", path.string(), field);
-  if (json.is_discarded()) return bad_model(path.string(), "is not valid JSON");
   std::string pointer = fmt::format("/{}", field);
   std::replace(pointer.begin(), pointer.end(), '.', '/');
   const nlohmann::json::json_pointer at(pointer);
@@ -131,17 +141,12 @@ Result<Found> look_up(std::string type, const fs::path& config, std::string_view
 }
 
 Result<Found> find_line(const fs::path& folder) {
-  std::error_code ec;
-  const fs::file_status status = fs::status(folder, ec);
-  if (!fs::exists(status)) return Error{Errc::io, "there is no such model folder", folder.string()};
-  if (!fs::is_directory(status)) {
-    return bad_model(folder.string(), "is a file; a model is the folder that holds genai_config.json and model.onnx");
-  }
-  if (fs::exists(folder / kGenaiConfig, ec)) {
+  QUERN_TRY_VOID(check_folder(folder));
+  if (has_part(folder / kGenaiConfig)) {
     QUERN_TRY(std::string type, read_type(folder / kGenaiConfig, "model.type"));
     return look_up(std::move(type), folder / kGenaiConfig, "model.type", Format::onnx);
   }
-  if (fs::exists(folder / kHfConfig, ec)) {
+  if (has_part(folder / kHfConfig)) {
     QUERN_TRY(std::string type, read_type(folder / kHfConfig, "model_type"));
     const bool known =
         std::any_of(std::begin(kLines), std::end(kLines), [&](const LineEntry& e) { return e.model_type == type; });

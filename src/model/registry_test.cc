@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "model/line.h"
-#include "model/tiny_qwen3.h"
+#include "tests/support/tiny_qwen3.h"
 
 namespace quern::model {
 namespace {
@@ -36,8 +36,28 @@ TEST_F(Identify, OnnxComesBeforeSafetensors) {
   EXPECT_TRUE(identify(scratch_.path()).ok());
 }
 
-TEST_F(Identify, FolderThatIsNotThereIsAnInputError) {
-  EXPECT_EQ(identify(scratch_.path() / "nothing").error().code, Errc::io);
+TEST_F(Identify, FolderThatIsNotThereIsABadModelWithAPlace) {
+  EXPECT_EQ(identify(scratch_.path() / "nothing").error().code, Errc::bad_model);
+  EXPECT_EQ(identify("").error().code, Errc::bad_model);
+  EXPECT_EQ(identify("").error().where, "model folder ''");
+}
+
+TEST_F(Identify, WhatIsNoFileInPlaceOfTheConfigurationIsABadModel) {
+  const auto config = scratch_.path() / "genai_config.json";
+  std::filesystem::create_directory(config);
+  EXPECT_EQ(refusal().code, Errc::bad_model);
+  EXPECT_TRUE(says(refusal(), "not a regular file")) << refusal().message();
+  std::filesystem::remove(config);
+  std::filesystem::create_symlink("genai_config.json", config);
+  EXPECT_EQ(refusal().code, Errc::bad_model);
+  EXPECT_TRUE(says(refusal(), "leads to itself")) << refusal().message();
+}
+
+TEST_F(Identify, JsonThatEndsEarlyNamesTheByte) {
+  scratch_.file("genai_config.json", R"({"model": )");
+  EXPECT_TRUE(says(refusal(), "genai_config.json@10")) << refusal().message();
+  scratch_.file("genai_config.json", R"({"model"; 1})");
+  EXPECT_TRUE(says(refusal(), "genai_config.json@8")) << refusal().message();
 }
 
 TEST_F(Identify, FileInPlaceOfAFolderIsABadModel) {

@@ -12,10 +12,10 @@ namespace quern::ops {
 
 // Counted by operators while they run; the executor reads the difference per node.
 struct Counters {
-  uint64_t bytes_copied = 0;        // payload moved without computing on it (Split, Reshape, cache rows)
-  uint64_t cache_bytes_copied = 0;  // the part of bytes_copied that is old cache rows
+  uint64_t bytes_copied = 0;          // payload moved without computing on it (Split, Reshape, cache rows)
+  uint64_t cache_bytes_copied = 0;    // the part of bytes_copied that is old cache rows
   uint64_t cache_bytes_appended = 0;  // cache rows written for the tokens of this call
-  uint64_t weight_bytes_read = 0;   // packed weight bytes streamed by matrix products
+  uint64_t weight_bytes_read = 0;     // packed weight bytes streamed by matrix products
 };
 
 // One per forward pass and thread of control; workers only read it.

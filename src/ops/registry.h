@@ -34,7 +34,7 @@ struct Attribute {
 };
 
 struct NodeInput {
-  bool present = false;   // false for an empty name or a missing trailing input
+  bool present = false;  // false for an empty name or a missing trailing input
   DType dtype = DType::f32;
   bool constant = false;  // true for an initializer that callers cannot override: `value` is filled
   Tensor value;           // borrowed, possibly unaligned, alive while the model is
@@ -80,7 +80,8 @@ class AttributeReader {
 };
 
 // Errors: bad_model unless `count` inputs at most are there and the first `required` are present; same for outputs.
-Result<void> check_arity(const NodeView& node, int required_inputs, int max_inputs, int required_outputs, int max_outputs);
+Result<void> check_arity(const NodeView& node, int required_inputs, int max_inputs, int required_outputs,
+                         int max_outputs);
 // Errors: unsupported when input i is present with another type.
 Result<void> check_dtype(const NodeView& node, int i, DType dtype);
 
@@ -95,8 +96,8 @@ struct IntValues {
   std::span<const int64_t> span() const { return {v.data(), static_cast<size_t>(count)}; }
 };
 
-// One invocation's shapes. `in` and `in_values` are filled; resolve() fills `out`, and where it applies `out_values` and
-// `views`. Absent inputs have a null data meaning only through NodeView at preparation: remember what you need.
+// One invocation's shapes. `in` and `in_values` are filled; resolve() fills `out`, and where it applies `out_values`
+// and `views`. Absent inputs have a null data meaning only through NodeView at preparation: remember what you need.
 struct View {
   int of = -1;         // index of the input whose storage the output shares, -1 for none
   int64_t offset = 0;  // elements from the input's data to the output's
@@ -121,8 +122,8 @@ class Operator {
   virtual DType output_dtype(int j) const = 0;
   // Shapes of this invocation. Reads no payload. Errors: bad_request with the shapes seen.
   virtual Result<void> resolve(const ResolveArgs& args) const = 0;
-  // Computes all outputs that are not views. Data of `out` is allocated as resolve() said (or bound by the caller), never
-  // overlaps an input unless may_share() allows it or the caller bound it so (GroupQueryAttention's cache).
+  // Computes all outputs that are not views. Data of `out` is allocated as resolve() said (or bound by the caller),
+  // never overlaps an input unless may_share() allows it or the caller bound it so (GroupQueryAttention's cache).
   // Checks of payload values (indices, lengths) come before anything is written. Errors: bad_request, no_memory.
   virtual Result<void> run(const Context& ctx, std::span<const Tensor> in, std::span<const Tensor> out) const = 0;
   // Symbol of the chosen kernel variant, or another short name of what runs.
@@ -146,8 +147,8 @@ class Operator {
   virtual bool makes_views() const { return false; }
   // True when row r of output 0 depends on row r of input 0 alone, so that callers may ask for some rows only.
   virtual bool row_wise() const { return false; }
-  // Bytes of prepared weights that this operator keeps (shared storage is counted by its first owner), and how many bytes
-  // they took in the file.
+  // Bytes of prepared weights that this operator keeps (shared storage is counted by its first owner), and how many
+  // bytes they took in the file.
   virtual size_t prepared_bytes() const { return 0; }
   virtual size_t serialized_bytes() const { return 0; }
 };

@@ -97,7 +97,8 @@ ArrayIn::ArrayIn(nb::handle object, const std::string& name) {
   }
   if (!nb::try_cast(object, array_)) {
     std::string seen = Py_TYPE(object.ptr())->tp_name;
-    if (nb::hasattr(object, "dtype")) seen += fmt::format(" of {}", nb::cast<std::string>(nb::str(nb::object(object.attr("dtype")))));
+    if (nb::hasattr(object, "dtype"))
+      seen += fmt::format(" of {}", nb::cast<std::string>(nb::str(nb::object(object.attr("dtype")))));
     raise(
         bad_request(name, fmt::format("expected a NumPy array of a numeric type in native byte order, got {}", seen)));
   }

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "base/file_map.h"
+#include "base/model_part.h"
 #include "base/quote_name.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
@@ -28,6 +29,7 @@ constexpr size_t kMaxTextBytes = INT32_MAX;
 constexpr size_t kMemoFromBytes = size_t{4} << 10;
 
 Result<FileMap> open_bounded(const std::filesystem::path& path) {
+  QUERN_TRY_VOID(check_part(path));
   QUERN_TRY(FileMap map, FileMap::open(path));
   if (map.bytes().size() > kMaxFileBytes) {
     return bad_model(path.string(),
@@ -172,7 +174,15 @@ Result<std::optional<std::string>> template_text(const json& config) {
 }
 
 Result<void> read_settings(std::string_view bytes, const Tokenizer& tokenizer, TokenizerSettings& settings) {
-  const json config = json::parse(bytes.begin(), bytes.end(), nullptr, false);
+  json config;
+  try {
+    config = json::parse(bytes.begin(), bytes.end());
+  } catch (const json::parse_error& e) {
+    // The parser counts the byte that does not fit, too.
+    return bad_model(fmt::format("byte {}", e.byte > 0 ? e.byte - 1 : 0), "the file is not JSON from here on");
+  } catch (const json::exception& e) {
+    return bad_model("byte 0", fmt::format("the file cannot be read as JSON: {}", e.what()));
+  }
   if (!config.is_object()) return bad_model("byte 0", "the file is not a JSON object");
   for (const char* key : {"add_bos_token", "add_eos_token"}) {
     if (config.contains(key) && config[key] == true) return unsupported(key, "the value true is not supported");
@@ -192,9 +202,7 @@ Result<void> read_settings(std::string_view bytes, const Tokenizer& tokenizer, T
 }  // namespace
 
 Result<Tokenizer> Tokenizer::load(const std::filesystem::path& folder) {
-  std::error_code ignored;
   const std::filesystem::path path = folder / "tokenizer.json";
-  if (!std::filesystem::exists(path, ignored)) return bad_model(path.string(), "missing tokenizer.json");
   QUERN_TRY(const FileMap map, open_bounded(path));
   Result<std::shared_ptr<Parts>> built = build(text_of_map(map));
   if (!built.ok()) return in_file(std::move(built).error(), path.string());
@@ -202,13 +210,13 @@ Result<Tokenizer> Tokenizer::load(const std::filesystem::path& folder) {
   const Tokenizer tokenizer(parts);
 
   const std::filesystem::path config_path = folder / "tokenizer_config.json";
-  if (std::filesystem::exists(config_path, ignored)) {
+  if (has_part(config_path)) {
     QUERN_TRY(const FileMap config, open_bounded(config_path));
     Result<void> read = read_settings(text_of_map(config), tokenizer, parts->settings);
     if (!read.ok()) return in_file(std::move(read).error(), config_path.string());
   }
   const std::filesystem::path template_path = folder / "chat_template.jinja";
-  if (std::filesystem::exists(template_path, ignored)) {
+  if (has_part(template_path)) {
     QUERN_TRY(const FileMap chat_template, open_bounded(template_path));
     if (find_invalid_utf8(text_of_map(chat_template)))
       return bad_model(template_path.string(), "the file is not valid UTF-8");

@@ -409,7 +409,7 @@ TEST_F(Folder, WithoutTokenizerIsABadModel) {
   const auto tokenizer = Tokenizer::load(path_);
   ASSERT_FALSE(tokenizer.ok());
   EXPECT_EQ(tokenizer.error().code, Errc::bad_model);
-  EXPECT_EQ(tokenizer.error().what, "missing tokenizer.json");
+  EXPECT_EQ(tokenizer.error().what, "the file is missing");
   EXPECT_EQ(tokenizer.error().where, (path_ / "tokenizer.json").string());
 }
 

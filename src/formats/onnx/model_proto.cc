@@ -169,7 +169,8 @@ Result<void> Parser::opset(const WireField& at, ModelProto& out) {
   QUERN_TRY_VOID(wire_fields(message, source_, read));
   id.domain = normalised_domain(id.domain);
   if (id.version < 1) {
-    return damaged(at, fmt::format("operator set {} has version {}, the first is 1", quote_name(id.domain), id.version));
+    return damaged(at,
+                   fmt::format("operator set {} has version {}, the first is 1", quote_name(id.domain), id.version));
   }
   if (const std::optional<int64_t> before = out.opset(id.domain)) {
     if (*before == id.version) return {};
@@ -317,8 +318,8 @@ Result<void> Parser::attribute(const WireField& at, AttributeProto& out) {
   out.type = static_cast<AttributeType>(type);
   const AttributeRow& row = kAttributeTypes[static_cast<size_t>(type - 1)];
   if ((seen & ~(1u << row.field)) != 0) {
-    return damaged(
-        at, fmt::format("attribute {} says it is {}, but holds a value of another type", quote_name(out.name), row.name));
+    return damaged(at, fmt::format("attribute {} says it is {}, but holds a value of another type",
+                                   quote_name(out.name), row.name));
   }
   if (out.type == AttributeType::kTensor && out.tensor == nullptr) {
     return damaged(at, fmt::format("attribute {} says it is TENSOR, but holds none", quote_name(out.name)));
@@ -387,7 +388,8 @@ Result<void> Parser::tensor_shape(const WireField& at, TensorProto& out) {
   std::optional<int64_t> product = 1;
   bool empty = false;
   for (const int64_t d : out.dims) {
-    if (d < 0) return damaged(at, fmt::format("tensor {} has dimension {}, allowed is 0 and up", quote_name(out.name), d));
+    if (d < 0)
+      return damaged(at, fmt::format("tensor {} has dimension {}, allowed is 0 and up", quote_name(out.name), d));
     empty = empty || d == 0;
     if (d > 0 && product) product = checked_mul(*product, d);
   }
@@ -413,7 +415,8 @@ Result<void> Parser::tensor_storage(const WireField& at, bool external, bool has
   }
   out.external = ExternalData{};
   if (out.typed_field != 0) {
-    if (has_raw) return damaged(at, fmt::format("tensor {} has raw and typed data, allowed is one", quote_name(out.name)));
+    if (has_raw)
+      return damaged(at, fmt::format("tensor {} has raw and typed data, allowed is one", quote_name(out.name)));
     if (!typed_field_fits(out.typed_field, out.dtype)) {
       return damaged(at, fmt::format("tensor {} of type {} has its values in field {}, which is not for this type",
                                      quote_name(out.name), onnx_type_name(out.onnx_type), out.typed_field));

@@ -115,9 +115,9 @@ Result<size_t> OnnxFile::State::resolve(const TensorProto& tensor) {
   const std::string_view location = tensor.external.location;
   if (const auto known = file_of_location.find(location); known != file_of_location.end()) return known->second;
   if (!folder) {
-    return bad_request(
-        where,
-        fmt::format("the model keeps data in the file {}, but no folder for external data is given", quote_name(location)));
+    return bad_request(where,
+                       fmt::format("the model keeps data in the file {}, but no folder for external data is given",
+                                   quote_name(location)));
   }
   if (location.empty() || location.find('\0') != std::string_view::npos) {
     return damaged(tensor, fmt::format("the external location {} is not a file name", quote_name(location)));
@@ -133,13 +133,13 @@ Result<size_t> OnnxFile::State::resolve(const TensorProto& tensor) {
   if (failed) return Error{Errc::io, fmt::format("cannot resolve: {}", failed.message()), folder->string()};
   const fs::path target = fs::weakly_canonical(home / relative, failed);
   if (failed) {
-    return damaged(tensor,
-                   fmt::format("the external location {} cannot be resolved: {}", quote_name(location), failed.message()));
+    return damaged(
+        tensor, fmt::format("the external location {} cannot be resolved: {}", quote_name(location), failed.message()));
   }
   if (!lies_inside(home, target)) {
-    return damaged(
-        tensor, fmt::format("the external location {} leads to {}, outside of the model's folder {}", quote_name(location),
-                            quote_name(std::string_view(target.native())), quote_name(std::string_view(home.native()))));
+    return damaged(tensor, fmt::format("the external location {} leads to {}, outside of the model's folder {}",
+                                       quote_name(location), quote_name(std::string_view(target.native())),
+                                       quote_name(std::string_view(home.native()))));
   }
   const fs::file_status status = fs::status(target, failed);
   if (!fs::exists(status)) {
