@@ -7,68 +7,15 @@ Usage: bench_model.py [--model FOLDER] [--size 0.6b] [--threads 1,2] [--pairs 5]
 versions go to bench/results/<machine>.jsonl, one line a case.
 """
 import argparse
-import datetime
 import json
-import os
 import pathlib
-import platform
-import re
 import statistics
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from paired import KEEP, ROOT, Worker, build_folder, first_cores, machine, numbers, ratio_interval, versions
+
 ENGINES = ("quern", "ort", "ort_shared")
-KEEP = 0.8  # blocks whose probe is below this part of the best probe are discarded
-
-
-class Worker:
-    def __init__(self, command, cores):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                        preexec_fn=lambda: os.sched_setaffinity(0, cores))
-
-    def read(self):
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.process.args} ended with {self.process.wait()}")
-        return json.loads(line)
-
-    def ask(self, order):
-        self.process.stdin.write(order if isinstance(order, str) else json.dumps(order) + "\n")
-        self.process.stdin.flush()
-        return self.read()
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def machine():
-    text = pathlib.Path("/proc/cpuinfo").read_text()
-    model = re.search(r"model name\s*: (.*)", text)
-    family = re.search(r"cpu family\s*: (\d+)", text)
-    number = re.search(r"\nmodel\s*: (\d+)", text)
-    return {"cpu": model[1] if model else platform.processor(), "family": int(family[1]) if family else 0,
-            "model": int(number[1]) if number else 0, "cores": os.cpu_count(),
-            "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20, "kernel": platform.release(),
-            "date": datetime.date.today().isoformat(), "load_at_start": os.getloadavg()[0]}
-
-
-def versions():
-    import numpy
-    import onnxruntime
-
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    return {"commit": commit, "onnxruntime": onnxruntime.__version__, "numpy": numpy.__version__}
-
-
-def ratio_interval(ratios):
-    """Median and a 95 % interval of it by order statistics (the extremes for fewer than six pairs)."""
-    ordered = sorted(ratios)
-    if len(ordered) < 6:
-        return statistics.median(ordered), ordered[0], ordered[-1]
-    cut = max(0, int((len(ordered) - 1.96 * len(ordered) ** 0.5) / 2))
-    return statistics.median(ordered), ordered[cut], ordered[-1 - cut]
 
 
 def reps_of(case, depth):
@@ -79,19 +26,18 @@ def reps_of(case, depth):
 
 def run_pairs(arguments, folder, threads, cases):
     """{case: {engine: [[samples of a block], ...], "probe": [...]}} over fresh process pairs."""
-    cores = set(sorted(os.sched_getaffinity(0))[:threads])
-    build = ROOT / os.environ.get("QUERN_BUILD", "build/release")
+    cores = first_cores(threads)
     results = {case: {engine: [] for engine in ENGINES} | {"probe": []} for case in cases}
     facts = {}
     for pair in range(arguments.pairs):
         workers = {e: Worker([sys.executable, ROOT / "bench" / "model_worker.py", e, folder, str(threads)], cores) for e in ENGINES}
         for engine, worker in workers.items():
             facts.setdefault(engine, {"load_ms": [], "rss_mb": 0})["load_ms"].append(worker.read()["load_ms"])
-        probe = Worker([build / "machine_probe", str(threads)], cores)
+        probe = Worker([build_folder() / "machine_probe", str(threads)], cores)
         for case, depth in cases:
             order = list(ENGINES) if pair % 2 == 0 else list(reversed(ENGINES))
             for block in range(2):
-                results[case, depth]["probe"].append(probe.ask("go\n"))
+                results[case, depth]["probe"].append(probe.ask("go\n")["read_gbps"])
                 for engine in order:
                     answer = workers[engine].ask({"case": case, "depth": depth, "reps": reps_of(case, depth), "prepare": block == 0})
                     results[case, depth][engine].append(answer["samples"])
@@ -121,10 +67,6 @@ def row_of(name, case, depth, threads, blocks, facts):
     row["samples"] = {e: [[round(s, 4) for s in block] for block in blocks[e]] for e in ENGINES}
     row["probes"] = blocks["probe"]
     return row
-
-
-def numbers(text):
-    return [int(n) for n in text.split(",") if n]
 
 
 def main():

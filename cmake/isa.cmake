@@ -7,11 +7,11 @@ set(QUERN_ISA_FLAGS_avx512vnni -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512
     # g++ 12 warns about its own undefined-value intrinsics.
     -Wno-maybe-uninitialized -Wno-uninitialized)
 
-# quern_set_isa_flags(files...): by file name x86_<isa>.cc
+# quern_set_isa_flags(files...): by file name x86_<isa>.cc or x86_<isa>_<what>.cc
 function(quern_set_isa_flags)
   foreach(file ${ARGN})
     get_filename_component(stem ${file} NAME_WE)
-    if(stem MATCHES "^x86_(.+)$")
+    if(stem MATCHES "^x86_([a-z0-9]+)(_[a-z0-9_]+)?$")
       if(NOT DEFINED QUERN_ISA_FLAGS_${CMAKE_MATCH_1})
         message(FATAL_ERROR "unknown instruction set in file name ${file}")
       endif()

@@ -68,6 +68,13 @@ CLI::Option* add_number(CLI::App& app, const std::string& name, std::optional<fl
   return app.add_option_function<std::string>(name, read, text)->type_name("X");
 }
 
+CLI::Option* add_no_fuse(CLI::App& app, std::vector<std::string>& to) {
+  const auto add = [&to](const std::vector<std::string>& names) { to = names; };
+  return app.add_option_function<std::vector<std::string>>("--no-fuse", add, "Leave out the graph pass of this name")
+      ->type_name("NAME")
+      ->allow_extra_args(false);
+}
+
 std::vector<std::string> split_ids(const std::string& option, std::string_view word) {
   std::vector<std::string> ids;
   for (const std::string_view part : split_at_commas(word)) {

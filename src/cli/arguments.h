@@ -43,6 +43,9 @@ CLI::Option* add_whole_list(CLI::App& app, const std::string& name, std::vector<
 CLI::Option* add_number(CLI::App& app, const std::string& name, std::optional<float>& to, const std::string& text,
                         float most, bool above_zero);
 
+// --no-fuse NAME, any number of times. Which names there are is known once the model is open.
+CLI::Option* add_no_fuse(CLI::App& app, std::vector<std::string>& to);
+
 // Token ids in decimal, one or several in a word, separated by commas. They stay words: which ids there are is known
 // once the model is open, and what is refused then is shown as it was written. Throws CLI::ValidationError.
 std::vector<std::string> split_ids(const std::string& option, std::string_view word);

@@ -28,6 +28,7 @@ struct BenchOptions {
   std::vector<int32_t> tokens = {32};
   std::vector<int32_t> depths = {0};
   std::vector<int32_t> threads;
+  std::vector<std::string> no_fuse;
   int32_t repetitions = 3;
   std::string output = "table";
 };
@@ -161,6 +162,7 @@ Result<int> bench(const BenchOptions& options) {
     progress.show(fmt::format("loading {}", options.model));
     engine::EngineOptions engine_options;
     engine_options.threads = count;
+    engine_options.no_fuse = options.no_fuse;
     engine_options.with_text = false;
     QUERN_TRY(const auto engine, engine::Engine::open(options.model, engine_options));
     const auto add = [&](const Row& row) { rows.push_back(describe(row, options.model, isa, engine->memory())); };
@@ -208,6 +210,7 @@ void add_bench(CLI::App& app, Action& chosen) {
                  engine::kMaxThreads);
   add_whole<int32_t>(*command, "-r,--repetitions", options->repetitions, "Timed rounds after one untimed (3)", 1,
                      100000);
+  add_no_fuse(*command, options->no_fuse);
   command->add_option("--output", options->output, "table, csv, json or jsonl")
       ->check(CLI::IsMember({"table", "csv", "json", "jsonl"}));
   command->callback([options, &chosen] { chosen = [options] { return bench(*options); }; });

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/facts.h"
 #include "cli/output.h"
@@ -22,6 +23,7 @@ namespace {
 
 struct InspectOptions {
   std::string subject;
+  std::vector<std::string> no_fuse;
   bool json = false;
 };
 
@@ -90,6 +92,7 @@ Result<int> inspect_model(const InspectOptions& options) {
   progress.show(fmt::format("loading {}", options.subject));
   engine::EngineOptions engine_options;
   engine_options.with_text = false;
+  engine_options.no_fuse = options.no_fuse;
   QUERN_TRY(const auto engine, engine::Engine::open(options.subject, engine_options));
   // The figures of nodes are those of decoding one token behind one other.
   QUERN_TRY(auto session, engine->new_session());
@@ -186,6 +189,7 @@ void add_inspect(CLI::App& app, Action& chosen) {
   auto options = std::make_shared<InspectOptions>();
   CLI::App* command = app.add_subcommand("inspect", "Show what a model is and who executes each of its nodes");
   command->add_option("MODEL", options->subject, "The model's folder, or one of: kernels, ops, cpu")->required();
+  add_no_fuse(*command, options->no_fuse);
   command->add_flag("--json", options->json, "One JSON object");
   command->callback([options, &chosen] { chosen = [options] { return inspect(*options); }; });
 }

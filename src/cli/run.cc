@@ -38,6 +38,7 @@ struct RunOptions {
   std::optional<float> top_p;
   std::optional<uint64_t> seed;
   int threads = 0;
+  std::vector<std::string> no_fuse;
   bool json = false;
 };
 
@@ -145,6 +146,7 @@ Result<int> run(const RunOptions& options) {
   progress.show(fmt::format("loading {}", options.model));
   engine::EngineOptions engine_options;
   engine_options.threads = options.threads;
+  engine_options.no_fuse = options.no_fuse;
   QUERN_TRY(const auto engine, engine::Engine::open(options.model, engine_options));
   progress.clear();
   QUERN_TRY(const engine::SamplingOptions chosen, sampling(options, *engine));
@@ -220,6 +222,7 @@ void add_run(CLI::App& app, Action& chosen) {
   add_whole<uint64_t>(*command, "--seed", options->seed, "Where the random numbers start; without it, anywhere", 0);
   add_whole<int32_t>(*command, "-t,--threads", options->threads,
                      "Compute threads; the usable physical cores without it", 1, engine::kMaxThreads);
+  add_no_fuse(*command, options->no_fuse);
   command->add_flag("--json", options->json, "One JSON object with text, ids, timings and counts instead of the text");
   command->callback([options, &chosen] { chosen = [options] { return run(*options); }; });
 }

@@ -37,6 +37,11 @@ constexpr size_t kFirstBlockBytes = size_t{1} << 20;
 // Blocks double up to this size: enough to make growth rare, and little next to the weights when it is not needed.
 constexpr size_t kLargestSpareBlockBytes = size_t{32} << 20;
 
+// Of SharedPages. What stays untouched at the end of a stretch costs addresses, not memory.
+constexpr size_t kStretchBytes = size_t{128} << 20;
+constexpr size_t kLargestPieceBytes = kStretchBytes / 4;
+
+constinit thread_local SharedPages* shared_pages = nullptr;
 constinit std::mutex usage_mutex;
 constinit MemoryUsage usage;
 
@@ -123,7 +128,9 @@ Result<Buffer> Buffer::allocate(size_t bytes, MemoryTag tag) {
   // Leaves room for the rounding below and for the slack of alignment.
   if (bytes > SIZE_MAX - 2 * kHugePage) return no_memory(bytes, tag, "larger than the address space");
   const size_t mapped = round_up(bytes, page_bytes());
-  void* data = bytes >= kHugePage ? map_huge_pages(mapped) : map_pages(mapped);
+  void* data = nullptr;
+  if (shared_pages != nullptr && shared_pages->tag_ == tag) data = shared_pages->take(mapped, buffer.pages_);
+  if (data == nullptr) data = bytes >= kHugePage ? map_huge_pages(mapped) : map_pages(mapped);
   if (data == nullptr) return no_memory(bytes, tag, std::strerror(errno));
   buffer.data_ = data;
   buffer.size_ = bytes;
@@ -132,7 +139,10 @@ Result<Buffer> Buffer::allocate(size_t bytes, MemoryTag tag) {
 }
 
 Buffer::Buffer(Buffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), tag_(other.tag_) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      tag_(other.tag_),
+      pages_(std::move(other.pages_)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this != &other) {
@@ -141,6 +151,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
     data_ = std::exchange(other.data_, nullptr);
     size_ = std::exchange(other.size_, 0);
     tag_ = other.tag_;
+    pages_ = std::move(other.pages_);
   }
   return *this;
 }
@@ -148,8 +159,36 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 Buffer::~Buffer() {
   if (data_ == nullptr) return;
   const size_t mapped = round_up(size_, page_bytes());
-  ::munmap(data_, mapped);
+  if (pages_ == nullptr) ::munmap(data_, mapped);
   count_release(mapped, tag_);
+}
+
+struct SharedPages::Stretch {
+  explicit Stretch(void* memory) : data(static_cast<std::byte*>(memory)) {}
+  ~Stretch() { ::munmap(data, kStretchBytes); }
+  Stretch(const Stretch&) = delete;
+  Stretch& operator=(const Stretch&) = delete;
+
+  std::byte* const data;
+};
+
+SharedPages::SharedPages(MemoryTag tag) : tag_(tag) {
+  QUERN_CHECK(shared_pages == nullptr, "one at a time on a thread");
+  shared_pages = this;
+}
+
+SharedPages::~SharedPages() { shared_pages = nullptr; }
+
+void* SharedPages::take(size_t mapped, std::shared_ptr<const void>& pages) {
+  if (mapped > kLargestPieceBytes) return nullptr;
+  if (stretch_ == nullptr || mapped > kStretchBytes - used_) {
+    void* data = map_huge_pages(kStretchBytes);
+    if (data == nullptr) return nullptr;
+    stretch_ = std::make_shared<Stretch>(data);
+    used_ = 0;
+  }
+  pages = stretch_;
+  return stretch_->data + std::exchange(used_, used_ + mapped);
 }
 
 MemoryUsage memory_usage() {

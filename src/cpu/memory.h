@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <utility>
 
@@ -43,6 +44,28 @@ class Buffer {
   void* data_ = nullptr;
   size_t size_ = 0;
   MemoryTag tag_ = MemoryTag::workspace;
+  std::shared_ptr<const void> pages_;  // where the memory is a piece of SharedPages: what keeps it mapped
+};
+
+// While one lives, Buffers of its tag that its thread allocates lie one behind the other on common huge pages: many
+// that are smaller than a huge page get those too. Such a Buffer counts as always, outlives the SharedPages, and its
+// memory goes back to the system with the last Buffer of the same stretch. Do not nest.
+class SharedPages {
+ public:
+  explicit SharedPages(MemoryTag tag);
+  ~SharedPages();
+  SharedPages(const SharedPages&) = delete;
+  SharedPages& operator=(const SharedPages&) = delete;
+
+ private:
+  friend class Buffer;
+  struct Stretch;
+  // Null when the system gives no new stretch, or for a size that needs no company.
+  void* take(size_t mapped, std::shared_ptr<const void>& pages);
+
+  MemoryTag tag_;
+  std::shared_ptr<Stretch> stretch_;
+  size_t used_ = 0;
 };
 
 // In bytes of whole pages.

@@ -120,6 +120,55 @@ TEST(Buffer, WhatTheSystemCannotGiveIsNoMemoryWithSizeAndTag) {
   EXPECT_EQ(memory_usage().allocations, before.allocations);
 }
 
+TEST(SharedPages, PiecesLieOnCommonPagesZeroedAndOutliveTheScope) {
+  const MemoryUsage before = memory_usage();
+  const size_t bytes = 300 * 1024 + 1;
+  const size_t mapped = 304 * 1024;
+  std::vector<Buffer> pieces;
+  {
+    const SharedPages pages(MemoryTag::weights);
+    for (int i = 0; i < 500; ++i) {  // more than one stretch
+      pieces.push_back(allocated(bytes, MemoryTag::weights));
+      ASSERT_NE(pieces.back().data(), nullptr);
+      EXPECT_EQ(pieces.back().size(), bytes);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(pieces.back().data()) % page_bytes(), 0u);
+    }
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(pieces[0].data()) % (2 * kMebibyte), 0u);
+    EXPECT_EQ(pieces[1].as<std::byte>(), pieces[0].as<std::byte>() + mapped);
+  }
+  const size_t tag = index_of(MemoryTag::weights);
+  EXPECT_EQ(memory_usage().current[tag], before.current[tag] + 500 * mapped);
+  EXPECT_EQ(memory_usage().allocations[tag], before.allocations[tag] + 500);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    for (size_t k = 0; k < bytes; k += 511) ASSERT_EQ(pieces[i].as<unsigned char>()[k], 0) << i;
+    std::memset(pieces[i].data(), static_cast<int>(i % 251) + 1, bytes);
+  }
+  for (size_t i = 0; i < pieces.size(); i += 2) pieces[i] = Buffer();
+  for (size_t i = 1; i < pieces.size(); i += 2) {
+    EXPECT_EQ(pieces[i].as<unsigned char>()[0], i % 251 + 1);
+    EXPECT_EQ(pieces[i].as<unsigned char>()[bytes - 1], i % 251 + 1);
+  }
+  const Buffer moved = std::move(pieces[1]);
+  pieces.clear();
+  EXPECT_EQ(moved.as<unsigned char>()[bytes - 1], 2);
+  EXPECT_EQ(memory_usage().current[tag], before.current[tag] + mapped);
+}
+
+TEST(SharedPages, OtherTagsOtherThreadsAndLargeBuffersStayAlone) {
+  const SharedPages pages(MemoryTag::weights);
+  const Buffer first = allocated(page_bytes(), MemoryTag::weights);
+  const Buffer cache = allocated(page_bytes(), MemoryTag::cache);
+  Buffer elsewhere;
+  std::thread([&] { elsewhere = allocated(page_bytes(), MemoryTag::weights); }).join();
+  const Buffer large = allocated(64 * kMebibyte, MemoryTag::weights);
+  const Buffer second = allocated(page_bytes(), MemoryTag::weights);
+  EXPECT_EQ(second.as<std::byte>(), first.as<std::byte>() + page_bytes());
+  const auto* begin = first.as<std::byte>();
+  for (const Buffer* alone : {&cache, static_cast<const Buffer*>(&elsewhere), &large}) {
+    EXPECT_TRUE(alone->as<std::byte>() < begin || alone->as<std::byte>() >= begin + 128 * kMebibyte);
+  }
+}
+
 TEST(Buffer, CountersHoldFromManyThreads) {
   const size_t before = current(MemoryTag::cache);
   const uint64_t made = allocations(MemoryTag::cache);

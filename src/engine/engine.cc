@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening order: what is cheap and can fail comes before the weights are prepared.
+// Opening order: what is cheap and can fail comes first; then the weights are prepared, and the tokenizer is read
+// beside that where there is a second thread.
 #include "engine/engine.h"
 
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <future>
+
 #include "base/clock.h"
+#include "base/model_part.h"
 #include "cpu/topology.h"
 #include "engine/no_memory.h"
 #include "engine/session.h"
@@ -29,12 +33,21 @@ Result<std::shared_ptr<const Engine>> Engine::open(const std::filesystem::path& 
     std::shared_ptr<Engine> engine(new Engine());
     QUERN_TRY_VOID(model::identify(folder));
     QUERN_TRY(engine->features_, cpu::usable_features());
-    if (options.with_text) {
-      QUERN_TRY(engine->tokenizer_, text::Tokenizer::load(folder));
-    }
     const int threads = options.threads > 0 ? options.threads : cpu::read_topology().usable;
     engine->pool_ = std::make_unique<cpu::Pool>(threads);
-    QUERN_TRY(engine->line_, model::open_line(folder, {engine->pool_.get(), engine->features_, options.profile}));
+    std::future<Result<text::Tokenizer>> tokenizer;
+    if (options.with_text) {
+      QUERN_TRY_VOID(check_part(folder / "tokenizer.json"));
+      // Reading it takes one thread about as long as preparing a small model takes two.
+      tokenizer = std::async(threads > 1 ? std::launch::async : std::launch::deferred,
+                             [&folder] { return text::Tokenizer::load(folder); });
+      if (threads == 1) tokenizer.wait();
+    }
+    auto line = model::open_line(folder, {engine->pool_.get(), engine->features_, options.profile, options.no_fuse});
+    if (options.with_text) {
+      QUERN_TRY(engine->tokenizer_, tokenizer.get());
+    }
+    QUERN_TRY(engine->line_, std::move(line));
     if (engine->tokenizer_) {
       const int32_t limit = engine->tokenizer_->id_limit();
       if (limit > engine->info().vocab) {

@@ -26,9 +26,10 @@ class Session;
 inline constexpr int kMaxThreads = 1024;
 
 struct EngineOptions {
-  int threads = 0;        // at most kMaxThreads; 0: the usable physical cores
-  bool profile = false;   // measure the time of every node
-  bool with_text = true;  // false: no tokenizer is read, and there is no text in or out
+  int threads = 0;                   // at most kMaxThreads; 0: the usable physical cores
+  bool profile = false;              // measure the time of every node
+  bool with_text = true;             // false: no tokenizer is read, and there is no text in or out
+  std::vector<std::string> no_fuse;  // passes over the graph that are left out, by name
 };
 
 // Bytes. The process-wide figures count every engine of the process.
@@ -42,8 +43,8 @@ struct EngineMemory {
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   // Errors: what model::open_line() and text::Tokenizer::load() give; bad_model when the tokenizer has ids that the
-  // model has not; bad_request for a number of threads outside of the range or a QUERN_ISA that the
-  // machine does not have.
+  // model has not; bad_request for a number of threads outside of the range, a pass that does not exist or a
+  // QUERN_ISA that the machine does not have.
   static Result<std::shared_ptr<const Engine>> open(const std::filesystem::path& folder, const EngineOptions& options);
   ~Engine();
 

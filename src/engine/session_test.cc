@@ -331,6 +331,32 @@ TEST_F(SessionTest, MissingTokenizerMattersOnlyForText) {
   EXPECT_EQ((*engine)->sampled_ids(), kVocab);
 }
 
+TEST_F(SessionTest, DamagedTokenizerIsFoundWithAnyNumberOfThreads) {
+  scratch_.file("tokenizer.json", "{");
+  for (const bool graph_too : {false, true}) {
+    if (graph_too) scratch_.file("model.onnx", "x");
+    for (const int threads : {1, 2, 3}) {
+      EngineOptions options;
+      options.threads = threads;
+      const auto engine = Engine::open(scratch_.path(), options);
+      ASSERT_FALSE(engine.ok());
+      EXPECT_EQ(engine.error().code, Errc::bad_model);
+      EXPECT_NE(engine.error().message().find("tokenizer.json"), std::string::npos) << engine.error().message();
+    }
+  }
+}
+
+TEST_F(SessionTest, UnknownPassOverTheGraphIsABadRequest) {
+  EngineOptions options;
+  options.no_fuse = {"shared_rows"};
+  EXPECT_TRUE(Engine::open(scratch_.path(), options).ok());
+  options.no_fuse.emplace_back("nowhere");
+  const auto engine = Engine::open(scratch_.path(), options);
+  ASSERT_FALSE(engine.ok());
+  EXPECT_EQ(engine.error().code, Errc::bad_request);
+  EXPECT_NE(engine.error().message().find("'nowhere'"), std::string::npos) << engine.error().message();
+}
+
 TEST_F(SessionTest, GenerationSettingsThatAreNotCarriedOutAreNotIgnored) {
   TinyQwen3 model;
   model.edit_config = [](nlohmann::json& json) { json["search"]["repetition_penalty"] = 1.5; };

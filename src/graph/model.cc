@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loading: constants are found and aligned, operators are prepared in execution order, each node gets its owner, and
-// what can be known about storage before any invocation is written down.
+// Loading: constants are found and aligned, operators are prepared in execution order, each node gets its owner, passes
+// join steps, and what can be known about storage before any invocation is written down.
 #include "graph/model.h"
 
 #include <fmt/format.h>
@@ -9,6 +9,8 @@
 #include <cstring>
 
 #include "base/quote_name.h"
+#include "cpu/memory.h"
+#include "graph/fuse.h"
 
 namespace quern::graph {
 namespace {
@@ -61,23 +63,16 @@ ops::IntValues known_values(const ops::Tensor& t) {
 
 }  // namespace
 
-std::string_view owner_name(Owner owner) {
-  switch (owner) {
-    case Owner::kernel: return "kernel";
-    case Owner::prepared: return "prepared";
-    case Owner::view: return "view";
-    case Owner::fused: return "fused";
-  }
-  return "?";
-}
-
-Result<std::shared_ptr<const Model>> Model::load(formats::OnnxFile file, cpu::Pool& pool, cpu::Features features) {
+Result<std::shared_ptr<const Model>> Model::load(formats::OnnxFile file, cpu::Pool& pool, cpu::Features features,
+                                                 const LoadOptions& options) {
+  QUERN_TRY_VOID(check_pass_names(options.no_fuse));
   std::shared_ptr<Model> model(new Model(std::move(file)));
   model->features_ = features;
   QUERN_TRY(model->ir_, build_ir(model->file_));
   model->values_.resize(model->ir_.values.size());
   QUERN_TRY_VOID(model->make_constants());
   QUERN_TRY_VOID(model->make_operators(pool));
+  fuse(options.no_fuse, model->ir_, model->steps_);
   QUERN_TRY_VOID(model->align_constants());
   model->find_last_uses();
   model->find_strided_values();
@@ -116,6 +111,9 @@ Result<void> Model::make_operators(cpu::Pool& pool) {
   ctx.drop_source = [this](std::span<const std::byte> bytes) { file_.drop_pages(bytes); };
   ctx.preparations = &memory_.preparations;
   steps_.resize(ir_.nodes.size());
+  // Most matrices of small models are below the size of a huge page.
+  const cpu::SharedPages pages(cpu::MemoryTag::weights);
+  const cpu::Pool::Pass pass(pool);
   for (size_t n = 0; n < ir_.nodes.size(); n++) QUERN_TRY_VOID(make_step(static_cast<int>(n), ctx));
   return {};
 }

@@ -14,18 +14,10 @@
 #include "cpu/pool.h"
 #include "formats/onnx/onnx_file.h"
 #include "graph/ir.h"
+#include "graph/step.h"
 #include "ops/registry.h"
 
 namespace quern::graph {
-
-// Every node is exactly one of these; a node that fits none makes loading fail.
-enum class Owner : uint8_t {
-  kernel,    // a room computes it
-  prepared,  // folded before kernels run: constants, and arithmetic on shapes
-  view,      // relabels storage, moves no bytes
-  fused,     // computed inside another node
-};
-std::string_view owner_name(Owner owner);
 
 struct ReportRow {
   std::string_view node, op, domain;
@@ -34,13 +26,6 @@ struct ReportRow {
   std::string reason;         // why this owner
   int64_t ns = 0;             // of the last run, when the Runner profiles
   uint64_t bytes_copied = 0;  // in the last run
-};
-
-// One node with what executes it.
-struct Step {
-  std::unique_ptr<ops::Operator> op;  // null for Constant
-  Owner owner = Owner::kernel;
-  std::string reason;
 };
 
 // What is known about a value before any invocation.
@@ -59,10 +44,16 @@ struct MemorySummary {
   uint64_t preparations = 0;    // weight matrices packed
 };
 
+struct LoadOptions {
+  std::vector<std::string> no_fuse;  // names of passes (fuse.h) that are left out
+};
+
 class Model {
  public:
-  // Prepares every node. `pool` is used during the call only. Errors: bad_model, unsupported, no_memory, with the node.
-  static Result<std::shared_ptr<const Model>> load(formats::OnnxFile file, cpu::Pool& pool, cpu::Features features);
+  // Prepares every node. `pool` is used during the call only. Errors: bad_model, unsupported, no_memory, with the node;
+  // bad_request for a pass that does not exist.
+  static Result<std::shared_ptr<const Model>> load(formats::OnnxFile file, cpu::Pool& pool, cpu::Features features,
+                                                   const LoadOptions& options = {});
 
   std::span<const Port> inputs() const { return ir_.inputs; }
   std::span<const Port> outputs() const { return ir_.outputs; }
@@ -95,7 +86,7 @@ class Model {
   std::vector<Step> steps_;
   std::vector<ValuePlan> values_;
   std::vector<std::vector<std::byte>> copies_;  // aligned copies of small constants
-  std::map<std::pair<const void*, const void*>, std::shared_ptr<const void>> shared_;
+  std::map<ops::SharedKey, std::shared_ptr<const void>> shared_;
   MemorySummary memory_;
 };
 

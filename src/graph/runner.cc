@@ -166,31 +166,48 @@ Result<void> Runner::narrow(const RowRange& rows) {
   if (step < 0 || model_->steps()[step].op == nullptr || !model_->steps()[step].op->row_wise()) {
     return unsupported(where, "cannot be computed for some rows only: its node does not work row by row");
   }
-  narrowed_step_ = step;
+  const auto& outputs = model_->ir().nodes[step].outputs;
+  if (std::count_if(outputs.begin(), outputs.end(), [](int v) { return v >= 0; }) == 1) {
+    narrowed_step_ = step;
+  } else {
+    cut_value_ = port.value;
+  }
   return {};
+}
+
+// The shape of the wanted rows of `full`.
+Result<ops::Shape> Runner::rows_of(const ops::Shape& full, const RowRange& rows) const {
+  const int rank = full.rank();
+  bool fits = rank >= 2 && rows.first >= 0 && rows.count >= 0 && rows.first <= full[rank - 2] - rows.count;
+  for (int d = 0; d + 2 < rank; d++) fits = fits && full[d] == 1;
+  if (!fits) {
+    return bad_request(
+        fmt::format("output {}", quote_name(model_->outputs()[rows.output].name)),
+        fmt::format("rows {} to {} asked of shape {}", rows.first, rows.first + rows.count, full.to_string()));
+  }
+  ops::Shape shape = full;
+  shape[rank - 2] = rows.count;
+  return shape;
 }
 
 Result<void> Runner::resolve(std::optional<RowRange> rows) {
   narrowed_step_ = -1;
+  cut_value_ = -1;
   if (rows) QUERN_TRY_VOID(narrow(*rows));
   for (size_t n = 0; n < model_->steps().size(); n++) {
     const int index = static_cast<int>(n);
     if (model_->steps()[n].op == nullptr) continue;
     if (index == narrowed_step_) {
       const ops::Shape& full = tensors_[model_->ir().nodes[n].inputs[0]].shape;
-      narrowed_shape_ = full;
-      const int rank = full.rank();
-      bool fits = rank >= 2 && rows->first >= 0 && rows->count >= 0 && rows->first <= full[rank - 2] - rows->count;
-      for (int d = 0; d + 2 < rank; d++) fits = fits && full[d] == 1;
-      if (!fits) {
-        return bad_request(
-            fmt::format("output {}", quote_name(model_->outputs()[rows->output].name)),
-            fmt::format("rows {} to {} asked of shape {}", rows->first, rows->first + rows->count, full.to_string()));
-      }
-      narrowed_shape_[rank - 2] = rows->count;
+      QUERN_TRY(narrowed_shape_, rows_of(full, *rows));
       narrowed_offset_ = rows->first * full.back();
     }
     QUERN_TRY_VOID(resolve_step(index));
+  }
+  if (cut_value_ >= 0) {
+    const ops::Shape& full = tensors_[cut_value_].shape;
+    QUERN_TRY(cut_shape_, rows_of(full, *rows));
+    cut_offset_ = rows->first * full.back();
   }
   return {};
 }
@@ -254,6 +271,8 @@ void Runner::find_lifetimes() {
     storage_of_[v] = static_cast<int>(v);
     storage_end_[v] = model_->values()[v].last_use;
   }
+  // Its rows are copied behind the last step.
+  if (cut_value_ >= 0) storage_end_[cut_value_] = static_cast<int>(model_->steps().size());
   for (const Node& node : model_->ir().nodes) {  // in execution order, so that chains are followed from their start
     for (int v : node.outputs) {
       if (v < 0 || viewed_[v] < 0) continue;
@@ -281,16 +300,18 @@ int Runner::shared_input(int index, int output) const {
 
 Result<void> Runner::bind_output(const Port& port, Output& output) {
   ops::Tensor& t = tensors_[port.value];
-  const size_t bytes = *payload_bytes(t);
+  const bool cut = port.value == cut_value_;
   output.result = t;
+  if (cut) output.result.shape = cut_shape_;
+  const size_t bytes = *payload_bytes(output.result);
   output.result.contiguous = true;
   output.result.data = nullptr;
   if (!output.wanted) return {};
   if (output.bound != nullptr) {
     if (bytes > output.bound_bytes) {
-      return bad_request(
-          fmt::format("output {}", quote_name(port.name)),
-          fmt::format("shape {} needs {} bytes, {} are bound", t.shape.to_string(), bytes, output.bound_bytes));
+      return bad_request(fmt::format("output {}", quote_name(port.name)),
+                         fmt::format("shape {} needs {} bytes, {} are bound", output.result.shape.to_string(), bytes,
+                                     output.bound_bytes));
     }
     output.result.data = output.bound;
   } else {
@@ -299,7 +320,7 @@ Result<void> Runner::bind_output(const Port& port, Output& output) {
     }
     output.result.data = output.storage.data();
   }
-  if (model_->ir().values[port.value].kind == ValueKind::computed && !model_->values()[port.value].folded) {
+  if (!cut && model_->ir().values[port.value].kind == ValueKind::computed && !model_->values()[port.value].folded) {
     t.data = output.result.data;
   }
   return {};
@@ -378,12 +399,18 @@ Result<void> Runner::execute() {
   return {};
 }
 
-// Graph outputs that no kernel writes: constants, inputs handed through, folded values.
+// Graph outputs that no kernel writes: constants, inputs handed through, folded values, rows of a larger result.
 Result<void> Runner::copy_passed_through(std::span<Output> outputs) {
   for (size_t j = 0; j < outputs.size(); j++) {
-    const ops::Tensor& t = tensors_[model_->outputs()[j].value];
-    if (outputs[j].result.data == nullptr || t.data == nullptr || outputs[j].result.data == t.data) continue;
-    std::memcpy(outputs[j].result.data, t.data, *payload_bytes(t));
+    const int v = model_->outputs()[j].value;
+    const ops::Tensor& t = tensors_[v];
+    const ops::Tensor& result = outputs[j].result;
+    if (result.data == nullptr || t.data == nullptr || result.data == t.data) continue;
+    const size_t bytes = *payload_bytes(result);
+    std::memcpy(result.data, v == cut_value_ ? at(t, cut_offset_) : t.data, bytes);
+    if (v != cut_value_) continue;
+    counters_.bytes_copied += bytes;
+    copied_[model_->ir().values[v].producer] += bytes;
   }
   return {};
 }

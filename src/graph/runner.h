@@ -28,7 +28,8 @@ struct Output {
 };
 
 // Rows [first, first + count) of the second-to-last dimension of graph output `output`; the producing node then
-// computes those only. Leading dimensions must have extent 1.
+// computes those only (one with further outputs computes all, and the rows are copied). Leading dimensions must have
+// extent 1.
 struct RowRange {
   int output = 0;
   int64_t first = 0;
@@ -58,6 +59,7 @@ class Runner {
   Result<void> bind_inputs(std::span<const ops::Tensor> inputs);
   Result<void> resolve(std::optional<RowRange> rows);
   Result<void> narrow(const RowRange& rows);
+  Result<ops::Shape> rows_of(const ops::Shape& full, const RowRange& rows) const;
   Result<void> resolve_step(int index);
   Result<void> take_outputs(int index);
   Result<void> place(std::span<Output> outputs);
@@ -93,6 +95,10 @@ class Runner {
   int narrowed_step_ = -1;
   ops::Shape narrowed_shape_;
   int64_t narrowed_offset_ = 0;  // elements
+  // The value of which a copy of the wanted rows leaves the graph, -1 for none.
+  int cut_value_ = -1;
+  ops::Shape cut_shape_;
+  int64_t cut_offset_ = 0;  // elements
 
   // Of the step at hand.
   std::vector<ops::Tensor> in_, out_;

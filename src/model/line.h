@@ -135,7 +135,8 @@ class Line {
 struct OpenOptions {
   cpu::Pool* pool = nullptr;  // must outlive the Line
   cpu::Features features;
-  bool profile = false;  // measure the time of every node
+  bool profile = false;                   // measure the time of every node
+  std::vector<std::string> no_fuse = {};  // passes over the graph that are left out, by name
 };
 
 // What a folder holds, read from its files and never guessed from its name.
@@ -149,7 +150,7 @@ struct Identity {
 Result<Identity> identify(const std::filesystem::path& folder);
 
 // Opens the model in `folder` with the line that its type names. Errors: those of identify(), and what the line finds
-// in the files: bad_model, unsupported, no_memory, io.
+// in the files: bad_model, unsupported, no_memory, io; bad_request for a pass that the line does not have.
 Result<std::unique_ptr<Line>> open_line(const std::filesystem::path& folder, const OpenOptions& options);
 
 }  // namespace quern::model

@@ -396,7 +396,7 @@ Result<std::unique_ptr<Line>> open_qwen3(const fs::path& folder, const OpenOptio
   QUERN_TRY_VOID(check_cache_size(config, where));
   QUERN_TRY(formats::OnnxFile file, formats::OnnxFile::open(onnx_path));
   ModelInfo info = make_info(folder, config, file);
-  QUERN_TRY(auto graph, graph::Model::load(std::move(file), *options.pool, options.features));
+  QUERN_TRY(auto graph, graph::Model::load(std::move(file), *options.pool, options.features, {options.no_fuse}));
   QUERN_TRY(Qwen3Binding binding, bind_qwen3(*graph, config, where));
   return std::unique_ptr<Line>(new Qwen3Line(std::move(graph), std::move(binding), std::move(info), options));
 }

@@ -199,7 +199,8 @@ class Binder {
       return disagree("vocab_size", config_.vocab_size, port.dims.back().extent, "columns in its logits");
     }
     const graph::Node& node = ir_.nodes[static_cast<size_t>(producer)];
-    const auto* columns = node.proto->op_type == "MatMulNBits" ? node.proto->attribute("N") : nullptr;
+    const bool own = node.outputs[0] == port.value;  // not that of a node which is computed with this one
+    const auto* columns = own && node.proto->op_type == "MatMulNBits" ? node.proto->attribute("N") : nullptr;
     if (columns != nullptr && columns->i != config_.vocab_size) {
       return disagree("vocab_size", config_.vocab_size, columns->i, "columns in its logits");
     }

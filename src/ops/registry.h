@@ -10,7 +10,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "ops/context.h"
@@ -145,20 +144,31 @@ class Operator {
   virtual bool may_share(int /*input*/, int /*output*/) const { return false; }
   // True for operators that only relabel or slice their first input (Reshape, Split): resolve() may set views.
   virtual bool makes_views() const { return false; }
-  // True when row r of output 0 depends on row r of input 0 alone, so that callers may ask for some rows only.
+  // True when row r of each output depends on row r of input 0 alone, so that callers may ask for some rows only.
   virtual bool row_wise() const { return false; }
+  // Operators with equal, non-empty keys that read the same value as input 0, have one output each and no other
+  // computed input may be joined into one. The key names everything that the common work depends on.
+  virtual std::string join_key() const { return {}; }
+  // One operator for this one and `others`, whose keys equal its own; it keeps what it needs of their prepared weights.
+  // Its inputs are those of this operator's node, its output 0 is this operator's and output j that of others[j - 1],
+  // with the bits that each would give alone. This operator is destroyed afterwards.
+  virtual std::unique_ptr<Operator> join(std::vector<std::unique_ptr<Operator>> /*others*/) const { return nullptr; }
   // Bytes of prepared weights that this operator keeps (shared storage is counted by its first owner), and how many
   // bytes they took in the file.
   virtual size_t prepared_bytes() const { return 0; }
   virtual size_t serialized_bytes() const { return 0; }
 };
 
+// Addresses of the constants that one preparation was made of, null for those that a node does not have. MatMulNBits:
+// codes, scales, zero points.
+using SharedKey = std::array<const void*, 3>;
+
 // What a factory may use while it prepares.
 struct PrepareContext {
   cpu::Features features;
   cpu::Pool* pool = nullptr;
   // Prepared weights by the address of their source, so that nodes that share a constant share the preparation.
-  std::map<std::pair<const void*, const void*>, std::shared_ptr<const void>>* shared = nullptr;
+  std::map<SharedKey, std::shared_ptr<const void>>* shared = nullptr;
   // Called with source bytes that will not be read again (their pages need not stay resident). May be empty.
   std::function<void(std::span<const std::byte>)> drop_source;
   // Counts preparations (packing of one weight matrix); a repack would show here.

@@ -28,14 +28,15 @@ nb::object text(std::string_view bytes) {
 
 class InferenceSession {
  public:
-  InferenceSession(nb::object model, int64_t threads, bool profile, nb::object external_data_dir) {
+  InferenceSession(nb::object model, int64_t threads, bool profile, nb::object external_data_dir,
+                   const std::vector<std::string>& no_fuse) {
     const int wanted = thread_count(threads);
     const int count = wanted > 0 ? wanted : cpu::read_topology().usable;
     auto file = open(model, external_data_dir);
     const auto features = take(cpu::usable_features());
     nb::gil_scoped_release released;
     pool_ = std::make_unique<cpu::Pool>(count);
-    model_ = take(graph::Model::load(std::move(file), *pool_, features));
+    model_ = take(graph::Model::load(std::move(file), *pool_, features, {no_fuse}));
     runner_ = std::make_unique<graph::Runner>(model_, *pool_, profile);
   }
 
@@ -181,9 +182,12 @@ void bind_inference_session(nb::module_& m) {
       .def_ro("shape", &NodeArg::shape);
   nb::class_<InferenceSession>(m, "InferenceSession",
                                "An ONNX graph, every node on quern's kernels. Calls from several threads take turns.")
-      .def(nb::init<nb::object, int64_t, bool, nb::object>(), nb::arg("path_or_bytes").none(), nb::kw_only(),
-           nb::arg("threads") = 0, nb::arg("profile") = false, nb::arg("external_data_dir") = nb::none(),
-           "Loads a model file, or bytes with external data in external_data_dir. threads=0: all usable cores.")
+      .def(
+          nb::init<nb::object, int64_t, bool, nb::object, const std::vector<std::string>&>(),
+          nb::arg("path_or_bytes").none(), nb::kw_only(), nb::arg("threads") = 0, nb::arg("profile") = false,
+          nb::arg("external_data_dir") = nb::none(), nb::arg("no_fuse") = std::vector<std::string>(),
+          "Loads a model file, or bytes with external data in external_data_dir. threads=0: all usable cores. no_fuse: "
+          "names of graph passes to leave out.")
       .def("get_inputs", &InferenceSession::inputs, "One NodeArg a graph input, in declared order.")
       .def("get_outputs", &InferenceSession::outputs, "One NodeArg a graph output, in declared order.")
       .def(

@@ -31,9 +31,10 @@ struct PyState {
 
 class LLM {
  public:
-  LLM(nb::object folder, int64_t threads) {
+  LLM(nb::object folder, int64_t threads, const std::vector<std::string>& no_fuse) {
     engine::EngineOptions options;
     options.threads = thread_count(threads);
+    options.no_fuse = no_fuse;
     const std::string path = path_in(folder, "folder");
     nb::gil_scoped_release released;
     engine_ = take(engine::Engine::open(path, options));
@@ -162,8 +163,10 @@ void bind_llm(nb::module_& m) {
           "An independent copy.");
   nb::class_<LLM>(m, "LLM",
                   "A model folder. Calls may come from several threads at once; the interpreter lock is released.")
-      .def(nb::init<nb::object, int64_t>(), nb::arg("folder"), nb::kw_only(), nb::arg("threads") = 0,
-           "Opens the folder. threads=0: all usable cores. Raises quern.Error.")
+      .def(nb::init<nb::object, int64_t, const std::vector<std::string>&>(), nb::arg("folder"), nb::kw_only(),
+           nb::arg("threads") = 0, nb::arg("no_fuse") = std::vector<std::string>(),
+           "Opens the folder. threads=0: all usable cores. no_fuse: names of graph passes to leave out. Raises "
+           "quern.Error.")
       .def("tokenize", &LLM::tokenize, nb::arg("text"), "Token ids of a text, special tokens parsed, nothing added.")
       .def("detokenize", &LLM::detokenize, nb::arg("ids"), "The text of token ids.")
       .def("generate", &LLM::generate, nb::arg("prompt"), nb::kw_only(), nb::arg("max_tokens") = 256,

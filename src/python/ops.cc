@@ -74,7 +74,7 @@ nb::list run_node(std::string_view domain, std::string_view op_type, std::vector
 
   const auto features = take(cpu::usable_features());
   cpu::Pool pool(cpu::read_topology().usable);
-  std::map<std::pair<const void*, const void*>, std::shared_ptr<const void>> shared;
+  std::map<ops::SharedKey, std::shared_ptr<const void>> shared;
   ops::PrepareContext prepare;
   prepare.features = features;
   prepare.pool = &pool;

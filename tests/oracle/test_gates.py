@@ -202,6 +202,26 @@ def test_gate_12_every_executed_node_is_attributed(model_06b):
     assert all(r["variant"] for r in rows if r["owner"] == "kernel")
 
 
+def test_gate_12_joint_nodes_name_each_other_and_change_no_bit(make_model):
+    # Separate query, key and value projections read the same rows, and so do gate and up: three nodes less a layer.
+    path = str(make_model("--size", "block", "--form", "separate"))
+    joint, separate = quern.InferenceSession(path), quern.InferenceSession(path, no_fuse=["shared_rows"])
+    for length in (1, 5):
+        feeds = feeds_of(joint, length)
+        feeds["input_ids"] %= 512
+        for a, b in zip(joint.run(None, feeds), separate.run(None, feeds)):
+            assert a.tobytes() == b.tobytes()
+    fused = [r for r in joint.report() if r["owner"] == "fused"]
+    assert len(fused) == 2 * 3 and not any(r["variant"] or r["ns"] for r in fused)
+    names = {r["node"] for r in joint.report() if r["owner"] == "kernel" and r["op"] == "MatMulNBits"}
+    assert all(any(f"'{name}'" in r["reason"] for name in names) for r in fused)
+    assert not any(r["owner"] == "fused" for r in separate.report())
+    assert [r["node"] for r in joint.report()] == [r["node"] for r in separate.report()]
+    with pytest.raises(quern.Error) as refusal:
+        quern.InferenceSession(path, no_fuse=["rows"])
+    assert refusal.value.code == "bad_request" and "shared_rows" in str(refusal.value)
+
+
 def test_gate_12_an_unknown_operator_fails_by_node_and_name(make_model, tmp_path):
     model = onnx.load(make_model("--size", "block"))
     node = next(n for n in model.graph.node if n.op_type == "Sigmoid")

@@ -209,6 +209,30 @@ def test_every_node_of_the_large_graph_has_an_owner(quern, deep):
     assert sum(node["bytes_copied"] for node in out["nodes"]) == 0
 
 
+def test_a_pass_over_the_graph_can_be_left_out(quern, block):
+    joint = quern.json("inspect", block)
+    separate = quern.json("inspect", block, "--no-fuse", "shared_rows")
+    # Gate and up of both layers read the same rows.
+    fused = [node for node in joint["nodes"] if node["owner"] == "fused"]
+    assert [node["name"] for node in fused] == [f"/model/layers.{i}/mlp/up_proj/MatMul_Q4" for i in (0, 1)]
+    for i, node in enumerate(fused):
+        assert f"/model/layers.{i}/mlp/gate_proj/MatMul_Q4" in node["reason"] and node["variant"] == ""
+    assert separate["counts"]["fused"] == 0
+    assert separate["counts"]["kernel"] == joint["counts"]["kernel"] + 2
+    assert [node["name"] for node in separate["nodes"]] == [node["name"] for node in joint["nodes"]]
+    texts = [quern.json("run", block, "-p", "hello", *GREEDY, *option)["token_ids"] for option in ([], ["--no-fuse", "shared_rows"])]
+    assert texts[0] == texts[1]
+    rows = quern("bench", block, "-p", "0", "-n", "1", "-r", "1", "--no-fuse=shared_rows", "--no-fuse", "shared_rows", "--output", "csv")
+    assert rows.returncode == 0, rows.stderr.decode()
+
+
+@pytest.mark.parametrize("command", [["run", "-p", "a"], ["inspect"], ["bench"]])
+@pytest.mark.parametrize("name", ["shared_row", ""])
+def test_a_pass_that_does_not_exist_is_refused_with_those_that_do(quern, block, command, name):
+    text = quern.refused(5, *command, block, f"--no-fuse={name}")
+    assert f"'{name}'" in text and "shared_rows" in text
+
+
 def test_inspect_needs_no_tokenizer(quern, broken):
     (broken.folder / "tokenizer.json").unlink()
     assert quern.json("inspect", broken.folder)["counts"]["nodes"] == 51

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owns the two memory layouts that packing, quantization and products share, and what a kernel is given. Plain data
+// Owns the memory layouts that packing, preparation of rows and products share, and what a kernel is given. Plain data
 // only: files with instruction-set flags include this, so it has no functions and no other quern headers.
 #pragma once
 
@@ -8,48 +8,68 @@
 namespace quern::ops {
 
 // Packed weights. Columns lie in panels of 16, the last one padded with zero codes and zero scales. A panel has its
-// k-blocks of 32 one after the other, 320 bytes each:
-//   256 bytes of codes: the 64-byte line j (0..3) has, for each of the 16 columns, 4 bytes whose low nibbles are the
-//                       codes of k = 8j..8j+3 and whose high nibbles are those of k = 8j+4..8j+7
-//   64 bytes:           16 float32 scales
-// and, for weights with zero points only, after its last block 16 bytes (one zero point a column) for each block,
-// padded to a multiple of 64 bytes. Panels start on 64-byte boundaries. Other forms fit beside this one: scales that
-// are exact in bfloat16 make blocks of 288 bytes, a larger block size repeats the code lines before the scales, and
-// 8-bit codes take twice the lines.
-inline constexpr int kNBitsBlock = 32;
+// k-blocks of 16, 32, 64, 128 or 256 one after the other. The codes of a block are 64-byte lines, 4 bytes a column:
+//   4 bits: line j has, for each column, bytes whose low nibbles are the codes of k = 8j..8j+3 and whose high nibbles
+//           are those of k = 8j+4..8j+7
+//   8 bits: line j has the codes of k = 4j..4j+3
+// Codes past the end of K may be anything: they meet zeros. Scales lie between the codes:
+//   float32:  one line of 16 after the codes of each block
+//   bfloat16: one line after the codes of each pair of blocks 2i and 2i+1, or of a last block without a partner; the
+//             32-bit lane of a column has the scale of block 2i in its low half and that of block 2i+1 in its high half
+// Zero points, where weights have them, follow the last line, a row of 16 for each block: uint8 padded together to a
+// multiple of 64 bytes, or float32. Panels start on 64-byte boundaries.
 inline constexpr int kNBitsPanel = 16;
 inline constexpr int kNBitsLineBytes = 64;
-inline constexpr int kNBitsCodeBytes = kNBitsBlock * kNBitsPanel / 2;
-inline constexpr int kNBitsBlockBytes = kNBitsCodeBytes + kNBitsPanel * 4;
 
-// Quantized rows. Rows lie in tiles of 4; a last tile has the 1 to 3 rows that are left. A tile of h rows has its
-// k-blocks one after the other, h * 40 bytes each: h * 32 int8 codes (row by row), h int32 corrections
-// (-8 * sum of the row's codes of the block), h float32 scales. Codes past the end of a row are zero.
+enum class NBitsZeros : uint8_t {
+  none,  // 8 for 4-bit codes, 128 for 8-bit ones
+  u8,
+  f32,  // product of float rows only
+};
+
+struct NBitsPanels {
+  const uint8_t* data;  // first panel
+  int64_t panels;
+  int64_t panel_bytes;
+  int64_t columns;       // more than (panels - 1) * 16, at most panels * 16
+  int64_t blocks;        // of a panel
+  int64_t block;         // k of a block
+  int64_t bits;          // 4 or 8
+  int64_t zeros_offset;  // bytes from the start of a panel to its zero points
+  NBitsZeros zeros;
+  bool bf16_scales;
+};
+
+// Prepared rows lie in tiles of 4; a last tile has the 1 to 3 rows that are left. A tile of h rows has its k-blocks
+// one after the other:
+//   s8:  h * block int8 codes (row by row), h int32 corrections (-8 * sum of the row's codes of the block), h float32
+//        scales
+//   f32: for each chunk of 32 k (16 where the block is 16), h * chunk float32 (row by row); then the h sums of the
+//        block. An element is x[k] * 2^-s, s being the position of code k in its 32-bit lane: 8 (k mod 4), and with
+//        4 bits 4 more where k mod 8 >= 4. The last codes of a lane (4 bits: k mod 8 = 7; 8 bits: k mod 4 = 3) have
+//        s = 0: their kernels shift the lane down.
+// Elements past the end of a row are zero.
 inline constexpr int kNBitsTileRows = 4;
-inline constexpr int kNBitsRowBlockBytes = kNBitsBlock + 4 + 4;
-inline constexpr int kNBitsDefaultZero = 8;
+inline constexpr int kNBitsChunk = 32;
 
-// Quantizes `row_count` contiguous rows of k floats into tiles at `out`.
-struct NBitsQuantizeArgs {
+// Prepares `row_count` contiguous rows of k floats into tiles at `out`.
+struct NBitsRowsArgs {
   const float* x;
   int64_t row_count;
   int64_t k;
+  int64_t block;
+  int64_t bits;  // of the codes they will meet; read for f32 rows only
   uint8_t* out;
 };
 
-// Multiplies row_count quantized rows (from the start of a tile) with consecutive panels, and writes `columns` columns
-// of every row: all columns of the panels but those that pad the last one.
+// Multiplies row_count prepared rows (from the start of a tile) with consecutive panels, and writes `columns` columns
+// of every row.
 struct NBitsProductArgs {
-  const uint8_t* weights;  // first panel
-  const uint8_t* rows;     // first tile
-  float* y;                // row 0, first column of the first panel
-  int64_t y_stride;        // floats from a row of y to the next
+  NBitsPanels weights;
+  const uint8_t* rows;  // first tile
+  float* y;             // row 0, first column of the first panel
+  int64_t y_stride;     // floats from a row of y to the next
   int64_t row_count;
-  int64_t panels;
-  int64_t panel_bytes;
-  int64_t blocks;   // of a panel
-  int64_t columns;  // more than (panels - 1) * 16, at most panels * 16
-  bool has_zero_points;
 };
 
 }  // namespace quern::ops

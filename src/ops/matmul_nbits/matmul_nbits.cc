@@ -5,46 +5,52 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "base/checked.h"
-#include "ops/matmul_nbits/kernels.h"
+#include "ops/matmul_nbits/layout.h"
 
 namespace quern::ops {
 
-using NBitsQuantize = void(const NBitsQuantizeArgs&) noexcept;
-using NBitsProduct = void(const NBitsProductArgs&) noexcept;
+using NBitsPrepare = void(const NBitsRowsArgs&) noexcept;
+using NBitsMultiply = void(const NBitsProductArgs&) noexcept;
 
-#define QUERN_ROLE_quantize NBitsQuantize
-#define QUERN_ROLE_product NBitsProduct
+#define QUERN_ROLE_quantize NBitsPrepare
+#define QUERN_ROLE_arrange NBitsPrepare
+#define QUERN_ROLE_product NBitsMultiply
+#define QUERN_ROLE_float_product NBitsMultiply
 #define QUERN_KERNEL(isa, symbol, role) QUERN_ISA_LINE_##isa(QUERN_ROLE_##role symbol;)
 #include "ops/matmul_nbits/kernels.inc"
 #undef QUERN_KERNEL
 #undef QUERN_ROLE_quantize
+#undef QUERN_ROLE_arrange
 #undef QUERN_ROLE_product
+#undef QUERN_ROLE_float_product
 
 namespace {
 
-#define QUERN_VARIANT(isa, symbol) {cpu::Isa::isa, &symbol, #symbol},
+enum class Role : uint8_t { quantize, arrange, product, float_product };
 
-#define QUERN_ROLE_quantize(isa, symbol) QUERN_VARIANT(isa, symbol)
-#define QUERN_ROLE_product(isa, symbol)
-#define QUERN_KERNEL(isa, symbol, role) QUERN_ISA_LINE_##isa(QUERN_ROLE_##role(isa, symbol))
-constexpr Variant<NBitsQuantize> kQuantize[] = {
+// A line of kernels.inc; one of the two functions is null.
+struct Kernel {
+  cpu::Isa isa;
+  Role role;
+  std::string_view symbol;
+  NBitsPrepare* prepare;
+  NBitsMultiply* multiply;
+
+  constexpr Kernel(cpu::Isa i, Role r, std::string_view s, NBitsPrepare* f)
+      : isa(i), role(r), symbol(s), prepare(f), multiply(nullptr) {}
+  constexpr Kernel(cpu::Isa i, Role r, std::string_view s, NBitsMultiply* f)
+      : isa(i), role(r), symbol(s), prepare(nullptr), multiply(f) {}
+};
+
+#define QUERN_KERNEL(isa, symbol, role) QUERN_ISA_LINE_##isa({cpu::Isa::isa, Role::role, #symbol, &symbol}, )
+constexpr Kernel kKernels[] = {
 #include "ops/matmul_nbits/kernels.inc"
 };
-#undef QUERN_ROLE_quantize
-#undef QUERN_ROLE_product
-
-#define QUERN_ROLE_quantize(isa, symbol)
-#define QUERN_ROLE_product(isa, symbol) QUERN_VARIANT(isa, symbol)
-constexpr Variant<NBitsProduct> kProduct[] = {
-#include "ops/matmul_nbits/kernels.inc"
-};
-#undef QUERN_ROLE_quantize
-#undef QUERN_ROLE_product
 #undef QUERN_KERNEL
-#undef QUERN_VARIANT
 
 #define QUERN_KERNEL(isa, symbol, role) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol}, )
 constexpr VariantInfo kVariants[] = {
@@ -52,33 +58,53 @@ constexpr VariantInfo kVariants[] = {
 };
 #undef QUERN_KERNEL
 
+// The first of the role whose instruction set may be used; the scalar one always may.
+const Kernel& select_kernel(Role role, const cpu::Features& features) {
+  const Kernel* found = nullptr;
+  for (const Kernel& k : kKernels) {
+    if (k.role != role || !features.has(k.isa)) continue;
+    found = &k;
+    break;
+  }
+  QUERN_CHECK(found != nullptr, "every role has a scalar kernel");
+  return *found;
+}
+
+const Kernel& select_prepare(NBitsActivations activations, const cpu::Features& features) {
+  return select_kernel(activations == NBitsActivations::s8 ? Role::quantize : Role::arrange, features);
+}
+
+const Kernel& select_multiply(NBitsActivations activations, const cpu::Features& features) {
+  return select_kernel(activations == NBitsActivations::s8 ? Role::product : Role::float_product, features);
+}
+
 // Rows of a pass and the cache they should fit: half of a core's typical 1 MiB of second-level cache, the rest being
 // for weights on their way and for results.
 constexpr int64_t kPassRows = 128;
 constexpr int64_t kMinPassRows = 64;
 constexpr int64_t kPassBytes = 512 << 10;
 
-// Waking the threads costs about as much as quantizing this many blocks (1 to 2 us).
-constexpr int64_t kSerialBlocks = 512;
+// Waking the threads costs about as much as preparing this many elements (1 to 2 us).
+constexpr int64_t kSerialElements = 16 << 10;
 
-// Chunks a thread: enough that a thread which was late leaves its work to others.
+// Tiles of rows are cheap enough for this many chunks a thread.
 constexpr int64_t kChunksPerThread = 6;
 
-// Kernels walk several panels at once, 4 at most; smaller chunks would leave streams unused.
+// Kernels walk several panels at once, 4 at most; smaller pieces would leave streams unused.
 constexpr int64_t kPanelsAtOnce = 4;
 
-int64_t panels_per_chunk(int64_t panels, int64_t threads) {
-  if (threads == 1) return panels;
-  const int64_t even = panels / (threads * kChunksPerThread);
-  if (even >= kPanelsAtOnce) return round_up(even, kPanelsAtOnce);
-  return std::min(kPanelsAtOnce, ceil_div(panels, threads));
+int64_t row_block_bytes(const NBitsRowsForm& form) {
+  return form.activations == NBitsActivations::s8 ? nbits_s8_block_bytes(form.block)
+                                                  : nbits_f32_block_bytes(form.block);
 }
 
-void quantize(const Context& ctx, const float* x, int64_t rows, int64_t k, uint8_t* out) {
-  const auto& variant = select<NBitsQuantize>(kQuantize, ctx.features);
-  const int64_t blocks = ceil_div<int64_t>(k, kNBitsBlock);
-  if (rows * blocks < kSerialBlocks) {
-    variant.run({x, rows, k, out});
+// Bytes of one prepared row of a form whose weights exist.
+int64_t row_bytes(const NBitsRowsForm& form) { return ceil_div(form.k, form.block) * row_block_bytes(form); }
+
+void prepare(const Context& ctx, const NBitsRowsForm& form, const float* x, int64_t rows, uint8_t* out) {
+  const Kernel& kernel = select_prepare(form.activations, ctx.features);
+  if (rows * form.k < kSerialElements) {
+    kernel.prepare({x, rows, form.k, form.block, form.bits, out});
     return;
   }
   const int64_t tiles = ceil_div<int64_t>(rows, kNBitsTileRows);
@@ -86,31 +112,93 @@ void quantize(const Context& ctx, const float* x, int64_t rows, int64_t k, uint8
   ctx.pool->parallel_for(tiles, chunk, [&](int64_t begin, int64_t end, int /*worker*/) {
     const int64_t first = begin * kNBitsTileRows;
     const int64_t count = std::min(rows, end * kNBitsTileRows) - first;
-    variant.run({x + first * k, count, k, out + first * blocks * kNBitsRowBlockBytes});
+    kernel.prepare({x + first * form.k, count, form.k, form.block, form.bits, out + first * row_bytes(form)});
   });
 }
 
-// `rows` <= matmul_nbits_pass_rows(k), starting at a tile.
-void multiply(const Context& ctx, const PackedWeights& weights, const uint8_t* rows, int64_t row_count, float* y) {
-  const auto& variant = select<NBitsProduct>(kProduct, ctx.features);
-  const int64_t n = weights.n();
-  const int64_t chunk = panels_per_chunk(weights.panels(), ctx.pool->threads());
-  ctx.pool->parallel_for(weights.panels(), chunk, [&](int64_t begin, int64_t end, int /*worker*/) {
-    const int64_t first = begin * kNBitsPanel;
-    NBitsProductArgs args;
-    args.weights = weights.panel(begin);
-    args.rows = rows;
-    args.y = y + first;
-    args.y_stride = n;
-    args.row_count = row_count;
-    args.panels = end - begin;
-    args.panel_bytes = static_cast<int64_t>(weights.panel_bytes());
-    args.blocks = weights.blocks();
-    args.columns = std::min(n, end * kNBitsPanel) - first;
-    args.has_zero_points = weights.has_zero_points();
-    variant.run(args);
+// Cuts `count` panels into pieces: each round hands every thread an equal share of half of what is left, so that the
+// pieces are long streams at first and the threads still finish together.
+class Pieces {
+ public:
+  Pieces(int64_t count, int64_t threads) : count_(count), threads_(threads) {
+    if (threads == 1) {
+      pieces_ = 1;
+      return;
+    }
+    int64_t left = count;
+    while (rounds_ < kMaxRounds) {
+      const int64_t piece = left / (2 * threads) / kPanelsAtOnce * kPanelsAtOnce;
+      if (piece <= kPanelsAtOnce) break;
+      rounds_end_[static_cast<size_t>(rounds_)] = {count - left, piece};
+      rounds_++;
+      left -= piece * threads;
+    }
+    rest_ = count - left;
+    rest_piece_ = std::max<int64_t>(1, std::min(kPanelsAtOnce, ceil_div(left, threads)));
+    pieces_ = rounds_ * threads + ceil_div(left, rest_piece_);
+  }
+
+  int64_t count() const { return pieces_; }
+  int64_t begin(int64_t i) const {
+    if (i >= pieces_) return count_;
+    if (threads_ == 1) return 0;
+    const int64_t round = i / threads_;
+    if (round >= rounds_) return rest_ + (i - rounds_ * threads_) * rest_piece_;
+    const Round& r = rounds_end_[static_cast<size_t>(round)];
+    return r.begin + (i - round * threads_) * r.piece;
+  }
+
+ private:
+  static constexpr int64_t kMaxRounds = 24;
+  struct Round {
+    int64_t begin, piece;
+  };
+  int64_t count_, threads_;
+  int64_t pieces_ = 0, rounds_ = 0, rest_ = 0, rest_piece_ = 1;
+  std::array<Round, kMaxRounds> rounds_end_{};
+};
+
+// One matrix's panels [begin, end) with `rows` rows.
+void multiply_panels(const Kernel& kernel, const NBitsProduct& product, int64_t begin, int64_t end, const uint8_t* rows,
+                     int64_t first_row, int64_t row_count) {
+  const int64_t n = product.weights->n();
+  NBitsProductArgs args;
+  args.weights = product.weights->view(begin, end);
+  args.rows = rows;
+  args.y = product.y.data() + first_row * n + begin * kNBitsPanel;
+  args.y_stride = n;
+  args.row_count = row_count;
+  kernel.multiply(args);
+  if (product.bias.empty()) return;
+  const float* bias = product.bias.data() + begin * kNBitsPanel;
+  for (int64_t row = 0; row < row_count; row++) {
+    float* y = args.y + row * n;
+    for (int64_t i = 0; i < args.weights.columns; i++) y[i] += bias[i];
+  }
+}
+
+// `row_count` <= matmul_nbits_pass_rows, starting at a tile and at row `first_row` of the results.
+void multiply(const Context& ctx, const NBitsRowsForm& form, std::span<const NBitsProduct> products,
+              const uint8_t* rows, int64_t first_row, int64_t row_count) {
+  const Kernel& kernel = select_multiply(form.activations, ctx.features);
+  int64_t panels = 0;
+  for (const NBitsProduct& p : products) panels += p.weights->panels();
+  const Pieces pieces(panels, ctx.pool->threads());
+  ctx.pool->parallel_for(pieces.count(), 1, [&](int64_t first, int64_t last, int /*worker*/) {
+    int64_t begin = pieces.begin(first);
+    const int64_t end = pieces.begin(last);
+    int64_t start = 0;
+    for (const NBitsProduct& p : products) {
+      const int64_t stop = start + p.weights->panels();
+      if (begin < std::min(end, stop)) {
+        multiply_panels(kernel, p, begin - start, std::min(end, stop) - start, rows, first_row, row_count);
+        begin = std::min(end, stop);
+      }
+      start = stop;
+    }
   });
-  if (ctx.counters != nullptr) ctx.counters->weight_bytes_read += weights.bytes();
+  if (ctx.counters == nullptr) return;
+  for (const NBitsProduct& p : products) ctx.counters->weight_bytes_read += p.weights->bytes();
 }
 
 Result<void> check_elements(std::string_view where, std::string_view what, size_t seen, int64_t rows, int64_t columns) {
@@ -120,73 +208,88 @@ Result<void> check_elements(std::string_view where, std::string_view what, size_
                      fmt::format("{} has {} elements, which is not {} rows of {}", what, seen, rows, columns));
 }
 
+Result<void> check_products(std::string_view where, const NBitsRowsForm& form, int64_t rows,
+                            std::span<const NBitsProduct> products) {
+  for (const NBitsProduct& p : products) {
+    QUERN_CHECK(p.weights != nullptr, "weights are given");
+    const NBitsForm& w = p.weights->form();
+    QUERN_CHECK(form.activations == NBitsActivations::f32 || w.zeros != NBitsZeros::f32,
+                "int8 rows meet integer zero points");
+    if (nbits_rows_form(w, form.activations) != form) {
+      return bad_request(std::string(where),
+                         fmt::format("rows of {} elements in blocks of {} do not fit weights of K = {} in blocks of {}",
+                                     form.k, form.block, w.k, w.block));
+    }
+    QUERN_TRY_VOID(check_elements(where, "y", p.y.size(), rows, w.n));
+    if (!p.bias.empty()) QUERN_TRY_VOID(check_elements(where, "bias", p.bias.size(), 1, w.n));
+  }
+  return {};
+}
+
 }  // namespace
 
 std::span<const VariantInfo> matmul_nbits_variants() { return kVariants; }
 
-std::string_view matmul_nbits_variant(const cpu::Features& features) {
-  return select<NBitsProduct>(kProduct, features).symbol;
+std::string_view matmul_nbits_variant(const cpu::Features& features, NBitsActivations activations) {
+  return select_multiply(activations, features).symbol;
 }
 
-int64_t matmul_nbits_pass_rows(int64_t k) {
-  const int64_t row_bytes = ceil_div<int64_t>(k, kNBitsBlock) * kNBitsRowBlockBytes;
-  const int64_t fitting = kPassBytes / std::max<int64_t>(row_bytes, 1) / kNBitsTileRows * kNBitsTileRows;
+NBitsRowsForm nbits_rows_form(const NBitsForm& weights, NBitsActivations activations) {
+  return {activations, weights.k, weights.block, activations == NBitsActivations::f32 ? weights.bits : 4};
+}
+
+int64_t matmul_nbits_pass_rows(const NBitsRowsForm& form) {
+  const int64_t fitting = kPassBytes / std::max<int64_t>(row_bytes(form), 1) / kNBitsTileRows * kNBitsTileRows;
   return std::clamp(fitting, kMinPassRows, kPassRows);
 }
 
-std::optional<size_t> quantized_rows_bytes(int64_t rows, int64_t k) {
-  if (rows < 0 || k < 0) return std::nullopt;
-  const auto row = checked_mul<int64_t>(ceil_div<int64_t>(k, kNBitsBlock), kNBitsRowBlockBytes);
+std::optional<size_t> nbits_rows_bytes(int64_t rows, const NBitsRowsForm& form) {
+  if (rows < 0 || form.k < 0 || form.block < 1) return std::nullopt;
+  const auto row = checked_mul<int64_t>(ceil_div(form.k, form.block), row_block_bytes(form));
   const auto all = row ? checked_mul(rows, *row) : std::nullopt;
   if (!all) return std::nullopt;
   return static_cast<size_t>(*all);
 }
 
-Result<QuantizedRows> quantize_rows(const Context& ctx, const QuantizeRowsParams& params,
-                                    const QuantizeRowsArgs& args) {
-  QUERN_TRY_VOID(check_elements(params.where, "x", args.x.size(), params.rows, params.k));
-  const auto bytes = quantized_rows_bytes(params.rows, params.k);
+Result<NBitsRows> prepare_nbits_rows(const Context& ctx, const PrepareNBitsRowsParams& params,
+                                     const PrepareNBitsRowsArgs& args) {
+  QUERN_TRY_VOID(check_elements(params.where, "x", args.x.size(), params.rows, params.form.k));
+  const auto bytes = nbits_rows_bytes(params.rows, params.form);
   if (!bytes || args.storage.size() < *bytes) {
-    return bad_request(std::string(params.where), fmt::format("{} bytes are too few for {} quantized rows of {}",
-                                                              args.storage.size(), params.rows, params.k));
+    return bad_request(std::string(params.where), fmt::format("{} bytes are too few for {} prepared rows of {}",
+                                                              args.storage.size(), params.rows, params.form.k));
   }
   QUERN_CHECK(reinterpret_cast<uintptr_t>(args.storage.data()) % alignof(float) == 0, "storage of rows is aligned");
-  if (params.rows > 0) quantize(ctx, args.x.data(), params.rows, params.k, args.storage.data());
-  return QuantizedRows{args.storage.data(), params.rows, params.k};
+  if (params.rows > 0) prepare(ctx, params.form, args.x.data(), params.rows, args.storage.data());
+  return NBitsRows{args.storage.data(), params.rows, params.form};
 }
 
-Result<void> matmul_prequantized(const Context& ctx, const MatMulPrequantizedArgs& args) {
-  QUERN_CHECK(args.weights != nullptr, "weights are given");
-  const PackedWeights& weights = *args.weights;
-  if (args.x.k != weights.k()) {
-    return bad_request(std::string(args.where),
-                       fmt::format("rows of {} elements do not fit weights of K = {}", args.x.k, weights.k()));
-  }
-  QUERN_TRY_VOID(check_elements(args.where, "y", args.y.size(), args.x.rows, weights.n()));
-  const int64_t pass = matmul_nbits_pass_rows(args.x.k);
+Result<void> matmul_prepared(const Context& ctx, const MatMulPreparedArgs& args) {
+  QUERN_TRY_VOID(check_products(args.where, args.x.form, args.x.rows, args.products));
+  const int64_t pass = matmul_nbits_pass_rows(args.x.form);
   for (int64_t first = 0; first < args.x.rows; first += pass) {
-    multiply(ctx, weights, args.x.data + first * weights.blocks() * kNBitsRowBlockBytes,
-             std::min(pass, args.x.rows - first), args.y.data() + first * weights.n());
+    multiply(ctx, args.x.form, args.products, args.x.data + first * row_bytes(args.x.form), first,
+             std::min(pass, args.x.rows - first));
   }
   return {};
 }
 
 Result<void> matmul_nbits(const Context& ctx, const MatMulNBitsParams& params, const MatMulNBitsArgs& args) {
-  QUERN_CHECK(args.weights != nullptr, "weights are given");
-  const PackedWeights& weights = *args.weights;
-  QUERN_TRY_VOID(check_elements(params.where, "x", args.x.size(), params.rows, weights.k()));
-  QUERN_TRY_VOID(check_elements(params.where, "y", args.y.size(), params.rows, weights.n()));
+  QUERN_CHECK(!args.products.empty() && args.products[0].weights != nullptr, "weights are given");
+  const NBitsRowsForm form = nbits_rows_form(args.products[0].weights->form(), params.activations);
+  QUERN_TRY_VOID(check_elements(params.where, "x", args.x.size(), params.rows, form.k));
+  QUERN_TRY_VOID(check_products(params.where, form, params.rows, args.products));
   if (params.rows == 0) return {};
-  const int64_t pass = std::min(params.rows, matmul_nbits_pass_rows(weights.k()));
-  const auto bytes = quantized_rows_bytes(pass, weights.k());
+  const int64_t pass = std::min(params.rows, matmul_nbits_pass_rows(form));
+  const auto bytes = nbits_rows_bytes(pass, form);
   QUERN_CHECK(bytes.has_value(), "a pass of checked rows has a size");
   cpu::Arena::Scope scope(*ctx.scratch);
   QUERN_TRY(uint8_t * rows, ctx.scratch->take<uint8_t>(*bytes));
-  // Pass by pass, so that the quantized rows are still in cache when the product reads them.
+  // Pass by pass, so that the prepared rows are still in cache when the product reads them.
   for (int64_t first = 0; first < params.rows; first += pass) {
     const int64_t count = std::min(pass, params.rows - first);
-    quantize(ctx, args.x.data() + first * weights.k(), count, weights.k(), rows);
-    multiply(ctx, weights, rows, count, args.y.data() + first * weights.n());
+    prepare(ctx, form, args.x.data() + first * form.k, count, rows);
+    multiply(ctx, form, args.products, rows, first, count);
   }
   return {};
 }

@@ -1,19 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix product of float32 rows with packed 4-bit weights, through int8 activations (accuracy level 4).
+// Matrix product of float32 rows with packed 4- or 8-bit weights. q are the codes, z the zero points (8 or 128 where
+// weights have none), scale the float32 scales; all sums run over k in order, all floats are float32.
 //
-//   per row m and block b of 32 consecutive k, missing elements being 0:
-//     amax = max |x[m][k]|;  sa = amax / 127;  inv = 127 / amax (0 for amax = 0)     each one float32 operation
+// Activations s8 (accuracy level 4), per row m and block b of `block` consecutive k, missing elements being 0:
+//     amax = max |x[m][k]|;  sa = amax / 127;  inv = 127 / amax (0 for amax = 0)     each one operation
 //     a[k] = round_half_even(x[m][k] * inv)
 //   y[m][n] = sum over b, in order, of  fma(float(sum_k a[k] * (q[n][k] - z[n][b])), scale[n][b] * sa, y)
 //
-// q are the codes 0..15, z the zero points (8 where weights have none). x [M, k] and y [M, n] are contiguous; M = 0 is
-// allowed. y must not overlap x.
-// Special values: a block with a NaN or an infinity makes sa a NaN, and so every y of that row. Where 127 / amax
-// overflows (amax below 3.8e-37), the block counts as zero. Zero, negative and denormal scales are ordinary.
-// Numeric class: stable. The inner sums are exact integers and every float32 operation above is written out in that
-// order, so all variants, thread counts and groupings of rows give the same bits; a row's result does not depend on M.
-// Tolerance against ONNX Runtime on the same codes: 1e-5 * max(1, max |y|), for its different order of the block sum.
-// Bias, g_idx, block sizes 16..256, 2 and 8 bits are refused by the ONNX adapter; kernels.h says where they would fit.
+// Activations f32 (levels 0 to 3), with s(k) of kernels.h, a power of two that changes no product:
+//     sum[b] = sum_k x[m][k]
+//     p = fma over k in order of (x[m][k] * 2^-s, q[n][k] * 2^s);  p = fma(-z[n][b], sum[b], p)
+//   y[m][n] = sum over b, in order, of  fma(p, scale[n][b], y)
+//
+// Then y += bias[n], where there is one. x [M, k] and y [M, n] are contiguous; M = 0 is allowed. y must not overlap x.
+// Special values, s8: a block with a NaN or an infinity makes sa a NaN, and so every y of that row. Where 127 / amax
+// overflows (amax below 3.8e-37), the block counts as zero. f32: a NaN or an infinity makes every y of its row a NaN;
+// elements below 2^-98 lose up to 28 of their bits to the shift. Zero, negative and denormal scales are ordinary.
+// Numeric class: stable. The sums of s8 are exact integers (at most 127 * 255 * 256, which float32 has) and every
+// float32 operation is written out in that order, so all variants, thread counts, groupings of rows and products give
+// the same bits; a row's result does not depend on M.
+// Tolerance against ONNX Runtime on the same codes: 1e-5 * max(1, max |y|), for its different order of sums.
+// 2 bits and g_idx are refused by the ONNX adapter.
 #pragma once
 
 #include <cstddef>
@@ -29,60 +36,83 @@
 
 namespace quern::ops {
 
-// Rows after quantization, in the layout of kernels.h. Borrowed: whoever made them owns the storage.
-struct QuantizedRows {
+enum class NBitsActivations : uint8_t { s8, f32 };
+
+// What rows are prepared for. Products whose weights need equal forms can read the same prepared rows.
+struct NBitsRowsForm {
+  NBitsActivations activations = NBitsActivations::s8;
+  int64_t k = 0;
+  int64_t block = 32;
+  int64_t bits = 4;  // 4 for s8, which does not depend on it
+
+  bool operator==(const NBitsRowsForm&) const = default;
+};
+NBitsRowsForm nbits_rows_form(const NBitsForm& weights, NBitsActivations activations);
+
+// Rows in the layout of kernels.h. Borrowed: whoever made them owns the storage.
+struct NBitsRows {
   const uint8_t* data = nullptr;
   int64_t rows = 0;
-  int64_t k = 0;
+  NBitsRowsForm form;
 };
 
-// rows * ceil(k/32) * 40; nothing on overflow or negative values.
-std::optional<size_t> quantized_rows_bytes(int64_t rows, int64_t k);
+// s8: rows * b * (block + 8), f32: rows * b * (4 block + 4), with b = ceil(k / block); nothing on overflow or negative
+// values.
+std::optional<size_t> nbits_rows_bytes(int64_t rows, const NBitsRowsForm& form);
 
-struct QuantizeRowsParams {
-  int64_t rows = 0, k = 0;
+struct PrepareNBitsRowsParams {
+  int64_t rows = 0;
+  NBitsRowsForm form;
   std::string_view where = "matmul_nbits";  // for errors
 };
-struct QuantizeRowsArgs {
+struct PrepareNBitsRowsArgs {
   std::span<const float> x;    // [rows, k]
-  std::span<uint8_t> storage;  // at least quantized_rows_bytes(rows, k), 4-byte aligned
+  std::span<uint8_t> storage;  // at least nbits_rows_bytes(rows, form), 4-byte aligned
 };
 
 // The first half of the formula, once for all products that read the same rows. Errors: bad_request for sizes.
-Result<QuantizedRows> quantize_rows(const Context& ctx, const QuantizeRowsParams& params, const QuantizeRowsArgs& args);
+Result<NBitsRows> prepare_nbits_rows(const Context& ctx, const PrepareNBitsRowsParams& params,
+                                     const PrepareNBitsRowsArgs& args);
 
-struct MatMulPrequantizedArgs {
-  QuantizedRows x;
+// One weight matrix and its result.
+struct NBitsProduct {
   const PackedWeights* weights = nullptr;
-  std::span<float> y;  // [rows, n]
+  std::span<const float> bias;  // [n], or empty for none
+  std::span<float> y;           // [rows, n]
+};
+
+struct MatMulPreparedArgs {
+  NBitsRows x;
+  std::span<const NBitsProduct> products;
   std::string_view where = "matmul_nbits";
 };
 
-// The second half. Takes no memory. Adds the packed bytes to ctx.counters->weight_bytes_read, once for each pass over
-// the weights (matmul_nbits_pass_rows(k) rows share a pass). Errors: bad_request for sizes.
-Result<void> matmul_prequantized(const Context& ctx, const MatMulPrequantizedArgs& args);
+// The second half, for any number of matrices in one parallel section. Takes no memory. Adds the packed bytes to
+// ctx.counters->weight_bytes_read, once for each pass over the weights (matmul_nbits_pass_rows rows share a pass).
+// Errors: bad_request for sizes.
+Result<void> matmul_prepared(const Context& ctx, const MatMulPreparedArgs& args);
 
 struct MatMulNBitsParams {
   int64_t rows = 0;
+  NBitsActivations activations = NBitsActivations::s8;
   std::string_view where = "matmul_nbits";
 };
 struct MatMulNBitsArgs {
-  std::span<const float> x;  // [rows, k]
-  const PackedWeights* weights = nullptr;
-  std::span<float> y;  // [rows, n]
+  std::span<const float> x;                // [rows, k]
+  std::span<const NBitsProduct> products;  // at least one, of equal rows forms
 };
 
-// Both halves. Takes quantized_rows_bytes(min(rows, matmul_nbits_pass_rows(k)), k) of ctx.scratch for the call, and
-// nothing a thread. Errors: bad_request for sizes, no_memory.
+// Both halves. Takes nbits_rows_bytes(min(rows, matmul_nbits_pass_rows), form) of ctx.scratch for the call, and nothing
+// a thread. Errors: bad_request for sizes, no_memory.
 Result<void> matmul_nbits(const Context& ctx, const MatMulNBitsParams& params, const MatMulNBitsArgs& args);
 
-// Rows of one pass over the weights: 128, or down to 64 where 128 quantized rows would not stay in a core's cache.
-int64_t matmul_nbits_pass_rows(int64_t k);
+// Rows of one pass over the weights: 128, or down to 64 where 128 prepared rows would not stay in a core's cache.
+int64_t matmul_nbits_pass_rows(const NBitsRowsForm& form);
 
 // Symbol of the product that `features` select.
-std::string_view matmul_nbits_variant(const cpu::Features& features);
+std::string_view matmul_nbits_variant(const cpu::Features& features, NBitsActivations activations);
 
-// All variants, quantization and product.
+// All variants of all roles.
 std::span<const VariantInfo> matmul_nbits_variants();
 
 }  // namespace quern::ops

@@ -4,14 +4,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/checked.h"
-#include "ops/matmul_nbits/kernels.h"
+#include "base/half.h"
 #include "ops/matmul_nbits/matmul_nbits.h"
 #include "ops/registry.h"
 
@@ -20,9 +22,9 @@ namespace {
 
 enum Input { kA, kB, kScales, kZeroPoints, kGroupIndex, kBias, kInputs };
 
-struct Form {
-  int64_t k = 0, n = 0;
-};
+// accuracy_level 4 asks for int8 activations; 0 (any), 1, 2 and 3 (float32, float16, bfloat16) are all computed in
+// float32, as ONNX Runtime does on CPUs.
+constexpr int64_t kInt8Level = 4;
 
 bool one_of(int64_t value, std::initializer_list<int64_t> values) {
   for (int64_t v : values) {
@@ -31,35 +33,41 @@ bool one_of(int64_t value, std::initializer_list<int64_t> values) {
   return false;
 }
 
-Result<Form> read_form(const NodeView& node) {
+struct Attributes {
+  NBitsForm form;
+  NBitsActivations activations = NBitsActivations::f32;
+};
+
+Result<Attributes> read_attributes(const NodeView& node) {
   AttributeReader attributes(node);
-  Form form;
+  Attributes read;
+  NBitsForm& form = read.form;
   QUERN_TRY(form.k, attributes.require_int("K"));
   QUERN_TRY(form.n, attributes.require_int("N"));
-  QUERN_TRY(const int64_t block_size, attributes.require_int("block_size"));
-  QUERN_TRY(const int64_t bits, attributes.int_or("bits", 4));
-  QUERN_TRY(const int64_t accuracy_level, attributes.int_or("accuracy_level", 0));
+  QUERN_TRY(form.block, attributes.require_int("block_size"));
+  QUERN_TRY(form.bits, attributes.int_or("bits", 4));
+  QUERN_TRY(const int64_t level, attributes.int_or("accuracy_level", 0));
   QUERN_TRY_VOID(attributes.only_int("weight_prepacked", 0));
   QUERN_TRY_VOID(attributes.finish());
   if (form.k < 1 || form.n < 1) {
     return bad_model(node.where(), fmt::format("K = {} and N = {} must be at least 1", form.k, form.n));
   }
-  if (!one_of(bits, {2, 4, 8})) return bad_model(node.where(), fmt::format("bits = {} is not 2, 4 or 8", bits));
-  if (bits != 4) return unsupported(node.where(), fmt::format("bits = {} is not supported (only 4)", bits));
-  if (!one_of(block_size, {16, 32, 64, 128, 256})) {
-    return bad_model(node.where(), fmt::format("block_size = {} is not 16, 32, 64, 128 or 256", block_size));
+  if (!one_of(form.bits, {2, 4, 8})) {
+    return bad_model(node.where(), fmt::format("bits = {} is not 2, 4 or 8", form.bits));
   }
-  if (block_size != kNBitsBlock) {
-    return unsupported(node.where(),
-                       fmt::format("block_size = {} is not supported (only {})", block_size, kNBitsBlock));
+  if (form.bits == 2) return unsupported(node.where(), "bits = 2 is not supported (only 4 and 8)");
+  if (!one_of(form.block, {16, 32, 64, 128, 256})) {
+    return bad_model(node.where(), fmt::format("block_size = {} is not 16, 32, 64, 128 or 256", form.block));
   }
-  if (accuracy_level < 0 || accuracy_level > 4) {
-    return bad_model(node.where(), fmt::format("accuracy_level = {} is not within 0 to 4", accuracy_level));
+  if (level < 0 || level > kInt8Level) {
+    return bad_model(node.where(), fmt::format("accuracy_level = {} is not within 0 to 4", level));
   }
-  if (accuracy_level != 4) {
-    return unsupported(node.where(), fmt::format("accuracy_level = {} is not supported (only 4)", accuracy_level));
+  // Rows of activations lie in whole blocks: their size must exist too.
+  if (!checked_add(form.k, form.block)) {
+    return bad_model(node.where(), fmt::format("K = {} is too large", form.k));
   }
-  return form;
+  if (level == kInt8Level) read.activations = NBitsActivations::s8;
+  return read;
 }
 
 // The bytes of a constant whose shape is `shape`, or the flat form of it.
@@ -84,131 +92,228 @@ Result<std::span<const std::byte>> constant_bytes(const NodeView& node, Input i,
 
 Result<void> check_inputs(const NodeView& node) {
   QUERN_TRY_VOID(check_arity(node, kScales + 1, kInputs, 1, 1));
-  QUERN_TRY_VOID(check_dtype(node, kA, DType::f32));
+  const DType a = node.input(kA).dtype;
+  if (a != DType::f32 && a != DType::f16) {
+    return unsupported(node.where(),
+                       fmt::format("input 0 (A) is {}, only float32 and float16 are supported", dtype_name(a)));
+  }
   QUERN_TRY_VOID(check_dtype(node, kB, DType::u8));
-  QUERN_TRY_VOID(check_dtype(node, kScales, DType::f32));
-  // Floating-point zero points are another formula: (q - z) * s without the integer path.
-  QUERN_TRY_VOID(check_dtype(node, kZeroPoints, DType::u8));
+  QUERN_TRY_VOID(check_dtype(node, kScales, a));
+  if (node.has_input(kZeroPoints) && node.input(kZeroPoints).dtype != a) {
+    QUERN_TRY_VOID(check_dtype(node, kZeroPoints, DType::u8));
+  }
+  QUERN_TRY_VOID(check_dtype(node, kBias, a));
   if (node.has_input(kGroupIndex)) {
     return unsupported(node.where(), fmt::format("input {} (g_idx) is not supported", static_cast<int>(kGroupIndex)));
-  }
-  if (node.has_input(kBias)) {
-    return unsupported(node.where(), fmt::format("input {} (bias) is not supported", static_cast<int>(kBias)));
   }
   return {};
 }
 
-Result<PackMatMulNBitsArgs> packing_args(const NodeView& node, const Form& form) {
-  const int64_t blocks = ceil_div<int64_t>(form.k, kNBitsBlock);
+// Reads the constants and completes the form by the kind of zero points.
+Result<PackMatMulNBitsArgs> packing_args(const NodeView& node, const NBitsForm& form) {
+  const int64_t blocks = ceil_div(form.k, form.block);
   PackMatMulNBitsArgs args;
-  args.k = form.k;
-  args.n = form.n;
-  QUERN_TRY(args.codes, constant_bytes(node, kB, "B", Shape{form.n, blocks, kNBitsBlock / 2}, false));
+  args.form = form;
+  args.float_type = node.input(kA).dtype == DType::f16 ? NBitsFloat::f16 : NBitsFloat::f32;
+  QUERN_TRY(args.codes, constant_bytes(node, kB, "B", Shape{form.n, blocks, form.block * form.bits / 8}, false));
   QUERN_TRY(args.scales, constant_bytes(node, kScales, "scales", Shape{form.n, blocks}, true));
-  if (node.has_input(kZeroPoints)) {
-    const Shape shape{form.n, ceil_div<int64_t>(blocks, 2)};
-    QUERN_TRY(args.zero_points, constant_bytes(node, kZeroPoints, "zero_points", shape, true));
-  }
+  if (!node.has_input(kZeroPoints)) return args;
+  const bool integer = node.input(kZeroPoints).dtype == DType::u8;
+  args.form.zeros = integer ? NBitsZeros::u8 : NBitsZeros::f32;
+  const Shape shape{form.n, integer && form.bits == 4 ? ceil_div<int64_t>(blocks, 2) : blocks};
+  QUERN_TRY(args.zero_points, constant_bytes(node, kZeroPoints, "zero_points", shape, true));
   return args;
 }
 
-struct Prepared {
+Result<std::vector<float>> read_bias(const NodeView& node, int64_t n) {
+  std::vector<float> bias;
+  if (!node.has_input(kBias)) return bias;
+  QUERN_TRY(const std::span<const std::byte> bytes, constant_bytes(node, kBias, "bias", Shape{n}, false));
+  bias.resize(static_cast<size_t>(n));
+  if (node.input(kBias).dtype == DType::f32) {
+    std::memcpy(bias.data(), bytes.data(), bytes.size());
+    return bias;
+  }
+  for (size_t i = 0; i < bias.size(); i++) {
+    uint16_t half;
+    std::memcpy(&half, bytes.data() + i * sizeof half, sizeof half);
+    bias[i] = half_to_float(half);
+  }
+  return bias;
+}
+
+// What one node multiplies with.
+struct Matrix {
   std::shared_ptr<const PackedWeights> weights;
-  bool first_owner = true;
+  std::vector<float> bias;                          // empty: none
+  size_t prepared_bytes = 0, serialized_bytes = 0;  // 0 where another node owns the weights
 };
 
-// Nodes with the same codes, scales and zero points share one preparation. A node that agrees in less packs for itself.
-Result<Prepared> prepare(const PrepareContext& ctx, const PackMatMulNBitsArgs& args) {
-  const std::pair<const void*, const void*> key{args.codes.data(), args.scales.data()};
-  bool keep = ctx.shared != nullptr;
-  if (keep) {
+// Nodes with the same codes, scales and zero points share one preparation.
+Result<Matrix> prepare(const PrepareContext& ctx, const PackMatMulNBitsArgs& args) {
+  const SharedKey key{args.codes.data(), args.scales.data(), args.zero_points.data()};
+  Matrix matrix;
+  const auto same_form = [&](const NBitsForm& packed) {
+    NBitsForm form = args.form;
+    form.bf16_scales = packed.bf16_scales;
+    return form == packed;
+  };
+  if (ctx.shared != nullptr) {
     const auto found = ctx.shared->find(key);
     if (found != ctx.shared->end()) {
       auto weights = std::static_pointer_cast<const PackedWeights>(found->second);
-      if (weights->k() == args.k && weights->n() == args.n && !weights->has_zero_points() && args.zero_points.empty()) {
-        return Prepared{std::move(weights), false};
+      if (same_form(weights->form())) {
+        matrix.weights = std::move(weights);
+        return matrix;
       }
     }
-    // The key does not name the zero points.
-    keep = found == ctx.shared->end() && args.zero_points.empty();
   }
   QUERN_TRY(PackedWeights packed, pack_matmul_nbits(*ctx.pool, args));
-  auto weights = std::make_shared<const PackedWeights>(std::move(packed));
   if (ctx.preparations != nullptr) ++*ctx.preparations;
-  if (keep) ctx.shared->emplace(key, weights);
-  return Prepared{std::move(weights), true};
+  matrix.weights = std::make_shared<const PackedWeights>(std::move(packed));
+  matrix.prepared_bytes = matrix.weights->bytes();
+  matrix.serialized_bytes = args.codes.size() + args.scales.size() + args.zero_points.size();
+  if (ctx.shared != nullptr) ctx.shared->emplace(key, matrix.weights);
+  return matrix;
 }
 
+// float16 on both sides, a pass of rows at a time.
+Result<void> run_f16(const Context& ctx, const MatMulNBitsParams& params, const uint16_t* a,
+                     std::span<const NBitsProduct> products, std::span<const Tensor> y) {
+  const int64_t k = products[0].weights->k();
+  const int64_t pass =
+      std::min(params.rows, matmul_nbits_pass_rows(nbits_rows_form(products[0].weights->form(), params.activations)));
+  int64_t columns = 0;
+  for (const NBitsProduct& p : products) columns += p.weights->n();
+  cpu::Arena::Scope scope(*ctx.scratch);
+  QUERN_TRY(float* x32, ctx.scratch->take<float>(static_cast<size_t>(pass * k)));
+  QUERN_TRY(float* y32, ctx.scratch->take<float>(static_cast<size_t>(pass * columns)));
+  constexpr int64_t kChunk = 16 << 10;  // elements
+  for (int64_t first = 0; first < params.rows; first += pass) {
+    const int64_t rows = std::min(pass, params.rows - first);
+    ctx.pool->parallel_for(rows * k, kChunk, [&](int64_t begin, int64_t end, int /*worker*/) {
+      for (int64_t i = begin; i < end; i++) x32[i] = half_to_float(a[first * k + i]);
+    });
+    for (size_t j = 0, at = 0; j < products.size(); j++) {
+      NBitsProduct one = products[j];
+      const auto count = static_cast<size_t>(rows * one.weights->n());
+      one.y = {y32 + at, count};
+      at += count;
+      QUERN_TRY_VOID(matmul_nbits(ctx, {rows, params.activations, params.where},
+                                  {{x32, static_cast<size_t>(rows * k)}, {&one, 1}}));
+      uint16_t* out = y[j].as<uint16_t>() + first * one.weights->n();
+      ctx.pool->parallel_for(static_cast<int64_t>(count), kChunk, [&](int64_t begin, int64_t end, int /*worker*/) {
+        for (int64_t i = begin; i < end; i++) out[i] = float_to_half(one.y[static_cast<size_t>(i)]);
+      });
+    }
+  }
+  return {};
+}
+
+// One node, or several that read the same rows: output j is the product with matrix j.
 class MatMulNBitsOperator final : public Operator {
  public:
-  MatMulNBitsOperator(std::string where, Prepared prepared, size_t serialized_bytes, std::string_view variant)
-      : where_(std::move(where)),
-        weights_(std::move(prepared.weights)),
-        prepared_bytes_(prepared.first_owner ? weights_->bytes() : 0),
-        serialized_bytes_(prepared.first_owner ? serialized_bytes : 0),
-        variant_(variant) {}
+  MatMulNBitsOperator(std::string where, DType dtype, NBitsActivations activations, std::string_view variant,
+                      Matrix matrix)
+      : where_(std::move(where)), dtype_(dtype), activations_(activations), variant_(variant) {
+    matrices_.push_back(std::move(matrix));
+  }
 
-  DType output_dtype(int /*j*/) const override { return DType::f32; }
+  DType output_dtype(int /*j*/) const override { return dtype_; }
 
   Result<void> resolve(const ResolveArgs& args) const override {
     const Shape& a = args.in[kA].shape;
-    if (a.rank() < 1 || a.back() != weights_->k()) {
+    if (a.rank() < 1 || a.back() != matrices_[0].weights->k()) {
       return bad_request(where_, fmt::format("input 0 (A) has shape {}, expected a last dimension of {}", a.to_string(),
-                                             weights_->k()));
+                                             matrices_[0].weights->k()));
     }
-    Shape y = a;
-    y[y.rank() - 1] = weights_->n();
-    if (!fits(a) || !fits(y)) {
-      return bad_request(where_, fmt::format("input 0 (A) has shape {}, which is too large", a.to_string()));
+    for (size_t j = 0; j < matrices_.size(); j++) {
+      Shape y = a;
+      y[y.rank() - 1] = matrices_[j].weights->n();
+      if (!fits(a) || !fits(y)) {
+        return bad_request(where_, fmt::format("input 0 (A) has shape {}, which is too large", a.to_string()));
+      }
+      args.out[j] = y;
     }
-    args.out[0] = y;
     return {};
   }
 
   Result<void> run(const Context& ctx, std::span<const Tensor> in, std::span<const Tensor> out) const override {
     const Tensor& a = in[kA];
-    const Tensor& y = out[0];
-    MatMulNBitsArgs args;
-    args.x = {a.as<const float>(), static_cast<size_t>(a.elements())};
-    args.weights = weights_.get();
-    args.y = {y.as<float>(), static_cast<size_t>(y.elements())};
-    return matmul_nbits(ctx, {a.shape.rows(), where_}, args);
+    const MatMulNBitsParams params{a.shape.rows(), activations_, where_};
+    if (params.rows == 0) return {};
+    cpu::Arena::Scope scope(*ctx.scratch);
+    QUERN_TRY(NBitsProduct * products, ctx.scratch->take<NBitsProduct>(matrices_.size()));
+    for (size_t j = 0; j < matrices_.size(); j++) {
+      std::construct_at(products + j, NBitsProduct{matrices_[j].weights.get(), matrices_[j].bias, {}});
+      if (dtype_ == DType::f32) products[j].y = {out[j].as<float>(), static_cast<size_t>(out[j].elements())};
+    }
+    if (dtype_ == DType::f16) return run_f16(ctx, params, a.as<const uint16_t>(), {products, matrices_.size()}, out);
+    return matmul_nbits(ctx, params,
+                        {{a.as<const float>(), static_cast<size_t>(a.elements())}, {products, matrices_.size()}});
   }
 
   std::string_view variant() const override { return variant_; }
+  bool accepts_unaligned(int input) const override { return input != kA; }  // all others are read while preparing
   bool row_wise() const override { return true; }
-  size_t prepared_bytes() const override { return prepared_bytes_; }
-  size_t serialized_bytes() const override { return serialized_bytes_; }
+  size_t prepared_bytes() const override { return total(&Matrix::prepared_bytes); }
+  size_t serialized_bytes() const override { return total(&Matrix::serialized_bytes); }
+
+  std::string join_key() const override {
+    const NBitsRowsForm form = nbits_rows_form(matrices_[0].weights->form(), activations_);
+    return fmt::format("matmul_nbits rows {} {} {} {} {}", dtype_name(dtype_), static_cast<int>(form.activations),
+                       form.k, form.block, form.bits);
+  }
+  std::unique_ptr<Operator> join(std::vector<std::unique_ptr<Operator>> others) const override {
+    auto joint = std::make_unique<MatMulNBitsOperator>(*this);
+    for (const auto& other : others) {
+      const auto& matrices = static_cast<const MatMulNBitsOperator&>(*other).matrices_;
+      joint->matrices_.insert(joint->matrices_.end(), matrices.begin(), matrices.end());
+    }
+    return joint;
+  }
 
  private:
-  // Whether no product of extents overflows, not even one that an extent of zero would cancel.
+  // Whether no product of extents overflows, not even one that an extent of zero would cancel; also not that of
+  // prepared rows, which take less than twice the bytes of float32.
   static bool fits(const Shape& shape) {
-    std::optional<int64_t> bytes = static_cast<int64_t>(sizeof(float));
+    std::optional<int64_t> bytes = static_cast<int64_t>(2 * sizeof(float));
     for (const int64_t d : shape.dims()) {
       if (bytes) bytes = checked_mul(*bytes, std::max<int64_t>(d, 1));
     }
     return bytes.has_value();
   }
 
+  size_t total(size_t Matrix::*what) const {
+    size_t sum = 0;
+    for (const Matrix& m : matrices_) sum += m.*what;
+    return sum;
+  }
+
   std::string where_;
-  std::shared_ptr<const PackedWeights> weights_;
-  size_t prepared_bytes_, serialized_bytes_;
+  DType dtype_;
+  NBitsActivations activations_;
   std::string_view variant_;
+  std::vector<Matrix> matrices_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<Operator>> make_matmul_nbits(const NodeView& node, const PrepareContext& ctx) {
-  QUERN_TRY(const Form form, read_form(node));
+  QUERN_TRY(const Attributes attributes, read_attributes(node));
   QUERN_TRY_VOID(check_inputs(node));
-  QUERN_TRY(PackMatMulNBitsArgs args, packing_args(node, form));
+  QUERN_TRY(PackMatMulNBitsArgs args, packing_args(node, attributes.form));
   const std::string where = node.where();
   args.where = where;
   args.drop_source = ctx.drop_source;
-  QUERN_TRY(Prepared prepared, prepare(ctx, args));
-  const size_t serialized = args.codes.size() + args.scales.size() + args.zero_points.size();
-  return std::unique_ptr<Operator>(std::make_unique<MatMulNBitsOperator>(where, std::move(prepared), serialized,
-                                                                         matmul_nbits_variant(ctx.features)));
+  // (q - z) is no integer then.
+  const bool integers = attributes.activations == NBitsActivations::s8 && args.form.zeros != NBitsZeros::f32;
+  const NBitsActivations activations = integers ? NBitsActivations::s8 : NBitsActivations::f32;
+  QUERN_TRY(std::vector<float> bias, read_bias(node, args.form.n));
+  QUERN_TRY(Matrix matrix, prepare(ctx, args));
+  matrix.bias = std::move(bias);
+  return std::unique_ptr<Operator>(std::make_unique<MatMulNBitsOperator>(
+      where, node.input(kA).dtype, activations, matmul_nbits_variant(ctx.features, activations), std::move(matrix)));
 }
 
 }  // namespace quern::ops

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns the file's 4-bit weights into panels. Portable: it runs once a load, and memory, not arithmetic, bounds it.
+// Turns the file's weights into panels. Portable: it runs once a load, and memory, not arithmetic, bounds it.
 #include "ops/matmul_nbits/pack.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "base/checked.h"
-#include "ops/matmul_nbits/kernels.h"
+#include "base/half.h"
+#include "ops/matmul_nbits/layout.h"
 
 namespace quern::ops {
 namespace {
 
 // Source bytes of codes between two calls of drop_source: what packing keeps resident beside its result.
 constexpr size_t kStepBytes = size_t{8} << 20;
-constexpr int64_t kSourceBlockBytes = kNBitsBlock / 2;
-constexpr int64_t kAlignment = kNBitsLineBytes;
 
 // In each 32-bit half, nibbles k0..k7 become k0 k4 k1 k5 k2 k6 k3 k7: byte i then has k(i) low and k(i+4) high. The two
 // steps exchange the inner byte pair, then the inner nibbles of each byte pair.
@@ -30,118 +31,249 @@ uint64_t interleave_nibbles(uint64_t x) {
   return x ^ t ^ (t << 4);
 }
 
-int64_t zero_point_bytes(int64_t blocks) { return round_up<int64_t>(blocks * kNBitsPanel, kAlignment); }
+int64_t blocks_of(const NBitsForm& form) { return ceil_div(form.k, form.block); }
 
-std::optional<int64_t> packed_panel_bytes(int64_t blocks, bool has_zero_points) {
-  const auto bytes = checked_mul<int64_t>(blocks, kNBitsBlockBytes + kNBitsPanel + kAlignment);
-  if (!bytes) return std::nullopt;
-  return blocks * kNBitsBlockBytes + (has_zero_points ? zero_point_bytes(blocks) : 0);
+int64_t zeros_bytes(const NBitsForm& form, int64_t blocks) {
+  if (form.zeros == NBitsZeros::none) return 0;
+  const int64_t row = kNBitsPanel * (form.zeros == NBitsZeros::f32 ? 4 : 1);
+  return round_up<int64_t>(blocks * row, kNBitsLineBytes);
 }
 
-struct Source {
-  const std::byte* codes;
-  const std::byte* scales;
-  const std::byte* zero_points;  // null when there are none
-  int64_t blocks;
+int64_t zeros_offset(const NBitsForm& form, int64_t blocks) {
+  const int64_t lines = form.bf16_scales ? ceil_div<int64_t>(blocks, 2) : blocks;
+  return blocks * nbits_code_bytes(form.block, form.bits) + lines * kNBitsLineBytes;
+}
 
-  int64_t zero_bytes() const { return ceil_div<int64_t>(blocks, 2); }
+// For forms whose sizes pack_matmul_nbits has checked.
+int64_t panel_bytes(const NBitsForm& form) {
+  const int64_t blocks = blocks_of(form);
+  return zeros_offset(form, blocks) + zeros_bytes(form, blocks);
+}
+
+// The source's bytes of one column.
+struct ColumnBytes {
+  int64_t codes, scales, zeros;
+
+  ColumnBytes(const NBitsForm& form, NBitsFloat float_type) {
+    const int64_t blocks = blocks_of(form);
+    const int64_t float_bytes = float_type == NBitsFloat::f32 ? 4 : 2;
+    codes = blocks * form.block * form.bits / 8;
+    scales = blocks * float_bytes;
+    zeros = form.zeros == NBitsZeros::none ? 0
+            : form.zeros == NBitsZeros::u8 ? ceil_div<int64_t>(blocks * form.bits, 8)
+                                           : blocks * float_bytes;
+  }
 };
 
-// `out` is zeroed, so columns from `columns` to 16 stay zero codes and zero scales.
-void pack_panel(const Source& source, int64_t first_column, int64_t columns, uint8_t* out) {
-  for (int64_t b = 0; b < source.blocks; b++) {
-    uint8_t* block = out + b * kNBitsBlockBytes;
-    for (int64_t c = 0; c < columns; c++) {
-      const int64_t from = (first_column + c) * source.blocks + b;
-      for (int half = 0; half < 2; half++) {
+uint32_t float_bits(const std::byte* values, int64_t i, NBitsFloat type) {
+  uint32_t bits;
+  if (type == NBitsFloat::f32) {
+    std::memcpy(&bits, values + i * 4, sizeof bits);
+    return bits;
+  }
+  uint16_t half;
+  std::memcpy(&half, values + i * 2, sizeof half);
+  return std::bit_cast<uint32_t>(half_to_float(half));
+}
+
+bool all_exact_in_bf16(cpu::Pool& pool, std::span<const std::byte> scales, NBitsFloat type) {
+  constexpr int64_t kChunk = 64 << 10;
+  const auto count = static_cast<int64_t>(scales.size()) / (type == NBitsFloat::f32 ? 4 : 2);
+  std::atomic<bool> exact{true};
+  pool.parallel_for(count, kChunk, [&](int64_t begin, int64_t end, int /*worker*/) {
+    if (!exact.load(std::memory_order_relaxed)) return;
+    uint32_t low_bits = 0;
+    for (int64_t i = begin; i < end; i++) low_bits |= float_bits(scales.data(), i, type);
+    if ((low_bits & 0xffffu) != 0) exact.store(false, std::memory_order_relaxed);
+  });
+  return exact.load(std::memory_order_relaxed);
+}
+
+class Packer {
+ public:
+  Packer(const PackMatMulNBitsArgs& source, const NBitsForm& form)
+      : source_(source), form_(form), blocks_(blocks_of(form)), column_(form, source.float_type) {
+    panel_.blocks = blocks_;
+    panel_.block = form.block;
+    panel_.bits = form.bits;
+    panel_.bf16_scales = form.bf16_scales;
+  }
+
+  // `out` is zeroed, so columns from `columns` to 16 stay zero codes and zero scales.
+  void pack(int64_t first_column, int64_t columns, uint8_t* out) const {
+    for (int64_t b = 0; b < blocks_; b++) {
+      const NBitsBlockPlace place = nbits_block_place(panel_, b);
+      ask_ahead(first_column + kNBitsPanel, b);
+      pack_codes(first_column, columns, b, out + place.codes);
+      pack_scales(first_column, columns, b, out + place.scales);
+    }
+    if (form_.zeros == NBitsZeros::none) return;
+    uint8_t* zeros = out + zeros_offset(form_, blocks_);
+    for (int64_t c = 0; c < columns; c++) pack_zeros(first_column + c, zeros, c);
+  }
+
+ private:
+  // Each column is a stream of its own, too short for the hardware to notice: while a panel is packed, the lines of the
+  // next one are asked for, a share with each block.
+  void ask_ahead(int64_t next_column, int64_t b) const {
+    if (next_column + kNBitsPanel > form_.n) return;
+    const auto ask = [&](const std::byte* all, int64_t column_bytes) {
+      const std::byte* panel = all + next_column * column_bytes;
+      const int64_t bytes = kNBitsPanel * column_bytes;
+      for (int64_t at = bytes * b / blocks_; at < bytes * (b + 1) / blocks_; at += kNBitsLineBytes) {
+        __builtin_prefetch(panel + at);
+      }
+    };
+    ask(source_.codes.data(), column_.codes);
+    ask(source_.scales.data(), column_.scales);
+  }
+
+  // Codes of block b of `columns` columns. Everything is a local: byte stores could alias members, which the compiler
+  // would then load again for each of them.
+  void pack_codes(int64_t first_column, int64_t columns, int64_t b, uint8_t* out) const {
+    const int64_t bytes = form_.block * form_.bits / 8;
+    const int64_t column_bytes = column_.codes;
+    const bool nibbles = form_.bits == 4;
+    const std::byte* from = source_.codes.data() + first_column * column_bytes + b * bytes;
+    for (int64_t c = 0; c < columns; c++, from += column_bytes) {
+      uint8_t* to = out + c * 4;
+      for (int64_t i = 0; i < bytes; i += 8, to += 2 * kNBitsLineBytes) {
         uint64_t word;
-        std::memcpy(&word, source.codes + from * kSourceBlockBytes + half * 8, sizeof word);
-        word = interleave_nibbles(word);
-        uint8_t* line = block + half * 2 * kNBitsLineBytes + c * 4;
+        std::memcpy(&word, from + i, sizeof word);
+        if (nibbles) word = interleave_nibbles(word);
         const auto low = static_cast<uint32_t>(word);
         const auto high = static_cast<uint32_t>(word >> 32);
-        std::memcpy(line, &low, sizeof low);
-        std::memcpy(line + kNBitsLineBytes, &high, sizeof high);
+        std::memcpy(to, &low, sizeof low);
+        std::memcpy(to + kNBitsLineBytes, &high, sizeof high);
       }
-      std::memcpy(block + kNBitsCodeBytes + c * 4, source.scales + from * 4, 4);
     }
   }
-  if (source.zero_points == nullptr) return;
-  uint8_t* zeros = out + source.blocks * kNBitsBlockBytes;
-  for (int64_t c = 0; c < columns; c++) {
-    const std::byte* column = source.zero_points + (first_column + c) * source.zero_bytes();
-    for (int64_t b = 0; b < source.blocks; b++) {
-      const auto byte = static_cast<unsigned>(column[b / 2]);
-      zeros[b * kNBitsPanel + c] = static_cast<uint8_t>(b % 2 == 0 ? byte & 15u : byte >> 4);
+
+  void pack_scales(int64_t first_column, int64_t columns, int64_t b, uint8_t* out) const {
+    const std::byte* scales = source_.scales.data();
+    const NBitsFloat type = source_.float_type;
+    const int64_t blocks = blocks_;
+    const bool bf16 = form_.bf16_scales;
+    for (int64_t c = 0; c < columns; c++) {
+      const uint32_t scale = float_bits(scales, (first_column + c) * blocks + b, type);
+      if (bf16) {
+        const auto high = static_cast<uint16_t>(scale >> 16);
+        std::memcpy(out + c * 4 + b % 2 * 2, &high, sizeof high);
+      } else {
+        std::memcpy(out + c * 4, &scale, sizeof scale);
+      }
     }
   }
-}
+
+  void pack_zeros(int64_t column, uint8_t* zeros, int64_t c) const {
+    const std::byte* from = source_.zero_points.data() + column * column_.zeros;
+    for (int64_t b = 0; b < blocks_; b++) {
+      const int64_t at = b * kNBitsPanel + c;
+      if (form_.zeros == NBitsZeros::f32) {
+        const uint32_t bits = float_bits(from, b, source_.float_type);
+        std::memcpy(zeros + at * 4, &bits, sizeof bits);
+      } else if (form_.bits == 8) {
+        zeros[at] = static_cast<uint8_t>(from[b]);
+      } else {
+        const auto byte = static_cast<unsigned>(from[b / 2]);
+        zeros[at] = static_cast<uint8_t>(b % 2 == 0 ? byte & 15u : byte >> 4);
+      }
+    }
+  }
+
+  const PackMatMulNBitsArgs& source_;
+  NBitsForm form_;
+  int64_t blocks_;
+  ColumnBytes column_;
+  NBitsPanels panel_{};
+};
 
 std::span<const std::byte> rows_of(std::span<const std::byte> all, int64_t begin, int64_t end, int64_t row_bytes) {
   return all.subspan(static_cast<size_t>(begin * row_bytes), static_cast<size_t>((end - begin) * row_bytes));
 }
 
-Result<void> check_bytes(const PackMatMulNBitsArgs& args, std::string_view what, size_t seen, int64_t a, int64_t b) {
-  const auto need = checked_mul<int64_t>(a, b);
+Result<void> check_bytes(const PackMatMulNBitsArgs& args, std::string_view what, size_t seen, int64_t column_bytes) {
+  const auto need = checked_mul(args.form.n, column_bytes);
   if (need && static_cast<size_t>(*need) == seen) return {};
-  return bad_model(std::string(args.where),
-                   fmt::format("{} take {} bytes, which does not fit K = {}, N = {}", what, seen, args.k, args.n));
+  return bad_model(std::string(args.where), fmt::format("{} take {} bytes, which does not fit K = {}, N = {}", what,
+                                                        seen, args.form.k, args.form.n));
+}
+
+// No product of sizes below overflows where this holds: a block of 16 columns with its scale and zero points takes at
+// most 16 * (256 + 4 + 4) bytes.
+bool sizes_fit(const NBitsForm& form) {
+  const auto per_column = checked_mul<int64_t>(blocks_of(form), 4 * (256 + 4 + 4) + kNBitsLineBytes);
+  const auto columns = checked_add<int64_t>(form.n, kNBitsPanel);
+  return per_column && columns && checked_mul(*per_column, *columns).has_value();
 }
 
 }  // namespace
 
-PackedWeights::PackedWeights(int64_t k, int64_t n, bool has_zero_points, cpu::Buffer storage)
-    : k_(k),
-      n_(n),
-      blocks_(ceil_div<int64_t>(k, kNBitsBlock)),
-      panels_(ceil_div<int64_t>(n, kNBitsPanel)),
-      has_zero_points_(has_zero_points),
-      panel_bytes_(static_cast<size_t>(packed_panel_bytes(blocks_, has_zero_points).value_or(0))),
+PackedWeights::PackedWeights(const NBitsForm& form, cpu::Buffer storage)
+    : form_(form),
+      blocks_(blocks_of(form)),
+      panels_(ceil_div<int64_t>(form.n, kNBitsPanel)),
+      panel_bytes_(panel_bytes(form)),
       storage_(std::move(storage)) {
   QUERN_CHECK(storage_.size() >= bytes(), "storage holds all panels");
 }
 
-Result<PackedWeights> pack_matmul_nbits(cpu::Pool& pool, const PackMatMulNBitsArgs& args) {
-  if (args.k < 1 || args.n < 1) {
-    return bad_model(std::string(args.where), fmt::format("K = {} and N = {} must be at least 1", args.k, args.n));
-  }
-  const bool has_zero_points = !args.zero_points.empty();
-  const int64_t blocks = ceil_div<int64_t>(args.k, kNBitsBlock);
-  const int64_t panels = ceil_div<int64_t>(args.n, kNBitsPanel);
-  const auto panel_bytes = packed_panel_bytes(blocks, has_zero_points);
-  const auto bytes = panel_bytes ? checked_mul<int64_t>(*panel_bytes, panels) : std::nullopt;
-  if (!bytes) {
-    return bad_model(std::string(args.where), fmt::format("K = {} and N = {} make sizes overflow", args.k, args.n));
-  }
-  const Source source{args.codes.data(), args.scales.data(), has_zero_points ? args.zero_points.data() : nullptr,
-                      blocks};
-  QUERN_TRY_VOID(check_bytes(args, "codes", args.codes.size(), args.n, blocks * kSourceBlockBytes));
-  QUERN_TRY_VOID(check_bytes(args, "scales", args.scales.size(), args.n, blocks * 4));
-  if (has_zero_points) {
-    QUERN_TRY_VOID(check_bytes(args, "zero points", args.zero_points.size(), args.n, source.zero_bytes()));
-  }
+NBitsPanels PackedWeights::view(int64_t begin, int64_t end) const {
+  NBitsPanels v;
+  v.data = storage_.as<const uint8_t>() + begin * panel_bytes_;
+  v.panels = end - begin;
+  v.panel_bytes = panel_bytes_;
+  v.columns = std::min(form_.n, end * kNBitsPanel) - begin * kNBitsPanel;
+  v.blocks = blocks_;
+  v.block = form_.block;
+  v.bits = form_.bits;
+  v.zeros_offset = zeros_offset(form_, blocks_);
+  v.zeros = form_.zeros;
+  v.bf16_scales = form_.bf16_scales;
+  return v;
+}
 
-  QUERN_TRY(cpu::Buffer storage, cpu::Buffer::allocate(static_cast<size_t>(*bytes), cpu::MemoryTag::weights));
+Result<PackedWeights> pack_matmul_nbits(cpu::Pool& pool, const PackMatMulNBitsArgs& args) {
+  NBitsForm form = args.form;
+  if (form.k < 1 || form.n < 1) {
+    return bad_model(std::string(args.where), fmt::format("K = {} and N = {} must be at least 1", form.k, form.n));
+  }
+  if (!sizes_fit(form)) {
+    return bad_model(std::string(args.where), fmt::format("K = {} and N = {} make sizes overflow", form.k, form.n));
+  }
+  form.bf16_scales = false;
+  const ColumnBytes column(form, args.float_type);
+  QUERN_TRY_VOID(check_bytes(args, "codes", args.codes.size(), column.codes));
+  QUERN_TRY_VOID(check_bytes(args, "scales", args.scales.size(), column.scales));
+  QUERN_TRY_VOID(check_bytes(args, "zero points", args.zero_points.size(), column.zeros));
+
+  // With one block a pair saves nothing.
+  form.bf16_scales =
+      args.compact_scales && blocks_of(form) > 1 && all_exact_in_bf16(pool, args.scales, args.float_type);
+  const Packer packer(args, form);
+  const int64_t panels = ceil_div<int64_t>(form.n, kNBitsPanel);
+  const int64_t bytes = panel_bytes(form);
+  QUERN_TRY(cpu::Buffer storage, cpu::Buffer::allocate(static_cast<size_t>(panels * bytes), cpu::MemoryTag::weights));
   uint8_t* out = storage.as<uint8_t>();
-  const size_t panel_source_bytes = static_cast<size_t>(blocks * kSourceBlockBytes) * kNBitsPanel;
-  const int64_t step = std::max<int64_t>(static_cast<int64_t>(kStepBytes / panel_source_bytes), pool.threads());
+  const int64_t panel_source_bytes = column.codes * kNBitsPanel;
+  const int64_t step = std::max<int64_t>(static_cast<int64_t>(kStepBytes) / panel_source_bytes, pool.threads());
   for (int64_t first = 0; first < panels; first += step) {
     const int64_t count = std::min(step, panels - first);
-    pool.parallel_for(
-        count, ceil_div<int64_t>(count, int64_t{4} * pool.threads()), [&](int64_t begin, int64_t end, int /*worker*/) {
-          for (int64_t p = first + begin; p < first + end; p++) {
-            const int64_t column = p * kNBitsPanel;
-            pack_panel(source, column, std::min<int64_t>(kNBitsPanel, args.n - column), out + p * *panel_bytes);
-          }
-        });
+    pool.parallel_for(count, ceil_div<int64_t>(count, int64_t{4} * pool.threads()),
+                      [&](int64_t begin, int64_t end, int /*worker*/) {
+                        for (int64_t p = first + begin; p < first + end; p++) {
+                          const int64_t c = p * kNBitsPanel;
+                          packer.pack(c, std::min<int64_t>(kNBitsPanel, form.n - c), out + p * bytes);
+                        }
+                      });
     if (!args.drop_source) continue;
     const int64_t begin = first * kNBitsPanel;
-    const int64_t end = std::min(args.n, (first + count) * kNBitsPanel);
-    args.drop_source(rows_of(args.codes, begin, end, blocks * kSourceBlockBytes));
-    args.drop_source(rows_of(args.scales, begin, end, blocks * 4));
-    if (has_zero_points) args.drop_source(rows_of(args.zero_points, begin, end, source.zero_bytes()));
+    const int64_t end = std::min(form.n, (first + count) * kNBitsPanel);
+    args.drop_source(rows_of(args.codes, begin, end, column.codes));
+    args.drop_source(rows_of(args.scales, begin, end, column.scales));
+    if (column.zeros != 0) args.drop_source(rows_of(args.zero_points, begin, end, column.zeros));
   }
-  return PackedWeights(args.k, args.n, has_zero_points, std::move(storage));
+  return PackedWeights(form, std::move(storage));
 }
 
 }  // namespace quern::ops

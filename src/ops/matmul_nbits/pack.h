@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owns packed 4-bit weights: made once from the file's layout, then read-only and shared by all threads and calls.
-// The byte layout is kernels.h's. Does not own when packing happens or who shares the result (matmul_nbits_onnx.cc).
+// Owns packed weights: made once from the file's layout, then read-only and shared by all threads and calls. The byte
+// layout is kernels.h's. Does not own when packing happens or who shares the result (matmul_nbits_onnx.cc).
 #pragma once
 
 #include <cstddef>
@@ -12,35 +12,53 @@
 #include "base/error.h"
 #include "cpu/memory.h"
 #include "cpu/pool.h"
+#include "ops/matmul_nbits/kernels.h"
 
 namespace quern::ops {
 
+// The form of a weight matrix. k, n >= 1; bits 4 or 8; block 16, 32, 64, 128 or 256.
+struct NBitsForm {
+  int64_t k = 0, n = 0;
+  int64_t bits = 4;
+  int64_t block = 32;
+  NBitsZeros zeros = NBitsZeros::none;
+  bool bf16_scales = false;  // of the packed form: how scales are stored
+
+  bool operator==(const NBitsForm&) const = default;
+};
+
 class PackedWeights {
  public:
-  PackedWeights(int64_t k, int64_t n, bool has_zero_points, cpu::Buffer storage);
+  // `storage` holds all panels. Made by pack_matmul_nbits.
+  PackedWeights(const NBitsForm& form, cpu::Buffer storage);
 
-  int64_t k() const { return k_; }
-  int64_t n() const { return n_; }
-  int64_t blocks() const { return blocks_; }  // ceil(k / 32)
+  const NBitsForm& form() const { return form_; }
+  int64_t k() const { return form_.k; }
+  int64_t n() const { return form_.n; }
+  int64_t blocks() const { return blocks_; }  // ceil(k / block)
   int64_t panels() const { return panels_; }  // ceil(n / 16)
-  bool has_zero_points() const { return has_zero_points_; }
-  size_t panel_bytes() const { return panel_bytes_; }
-  size_t bytes() const { return static_cast<size_t>(panels_) * panel_bytes_; }
-  const uint8_t* panel(int64_t i) const { return storage_.as<const uint8_t>() + static_cast<size_t>(i) * panel_bytes_; }
+  size_t bytes() const { return static_cast<size_t>(panels_ * panel_bytes_); }
+  // Panels [begin, end), 0 <= begin < end <= panels().
+  NBitsPanels view(int64_t begin, int64_t end) const;
 
  private:
-  int64_t k_, n_, blocks_, panels_;
-  bool has_zero_points_;
-  size_t panel_bytes_;
+  NBitsForm form_;
+  int64_t blocks_, panels_, panel_bytes_;
   cpu::Buffer storage_;
 };
 
-// The file's layout. Any alignment.
+enum class NBitsFloat : uint8_t { f32, f16 };
+
+// The file's layout. Any alignment. With b = ceil(k / block):
 struct PackMatMulNBitsArgs {
-  int64_t k = 0, n = 0;                    // both >= 1
-  std::span<const std::byte> codes;        // [n, ceil(k/32), 16] bytes, low nibble first
-  std::span<const std::byte> scales;       // [n, ceil(k/32)] float32
-  std::span<const std::byte> zero_points;  // [n, ceil(ceil(k/32)/2)] bytes, low nibble first; empty: all are 8
+  NBitsForm form;                     // bf16_scales is not read: packing decides it
+  std::span<const std::byte> codes;   // [n, b, block * bits / 8] bytes, 4 bits: low nibble first
+  std::span<const std::byte> scales;  // [n, b]
+  std::span<const std::byte>
+      zero_points;  // none: empty; u8: [n, ceil(b * bits / 8)] bytes, low nibble first; f32: [n, b]
+  NBitsFloat float_type = NBitsFloat::f32;  // of scales and of float zero points
+  // Store the scales as bfloat16 where each of them is exactly one and that makes the panels smaller.
+  bool compact_scales = true;
   std::function<void(std::span<const std::byte>)> drop_source;  // given source bytes that are packed; may be empty
   std::string_view where = "matmul_nbits";                      // for errors
 };

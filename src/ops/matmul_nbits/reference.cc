@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The formula of matmul_nbits.h, element by element. Float32 operations in the documented order are part of the
+// The formulas of matmul_nbits.h, element by element. Float32 operations in the documented order are part of the
 // contract, so there are no wider sums here; test.cc holds this against hand-written numbers and an independent double
 // form.
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "ops/matmul_nbits/kernels.h"
+#include "ops/matmul_nbits/layout.h"
 
 namespace quern::ops {
 namespace {
@@ -23,21 +23,6 @@ template <class T>
 void store(uint8_t* p, T value) {
   std::memcpy(p, &value, sizeof value);
 }
-
-// The `height` rows of tile `tile`, block by block.
-struct TileView {
-  int64_t height;
-  int64_t offset;
-
-  TileView(int64_t tile, int64_t row_count, int64_t blocks)
-      : height(std::min<int64_t>(kNBitsTileRows, row_count - tile * kNBitsTileRows)),
-        offset(tile * kNBitsTileRows * blocks * kNBitsRowBlockBytes) {}
-
-  int64_t block(int64_t b) const { return offset + b * height * kNBitsRowBlockBytes; }
-  int64_t codes(int64_t b, int64_t row) const { return block(b) + row * kNBitsBlock; }
-  int64_t correction(int64_t b, int64_t row) const { return block(b) + height * kNBitsBlock + row * 4; }
-  int64_t scale(int64_t b, int64_t row) const { return block(b) + height * (kNBitsBlock + 4) + row * 4; }
-};
 
 struct BlockScales {
   float scale;    // sa
@@ -56,55 +41,115 @@ BlockScales block_scales(const float* x, int64_t count) {
   return {amax / 127.0f, std::isinf(inverse) ? 0 : inverse};
 }
 
-int code_of(const uint8_t* block, int64_t column, int64_t k) {
-  const uint8_t byte = block[k / 8 * kNBitsLineBytes + column * 4 + k % 4];
-  return k % 8 < 4 ? byte & 15 : byte >> 4;
-}
+// One block of one column.
+struct Column {
+  const NBitsPanels& weights;
+  const uint8_t* panel;
+  int64_t c;
+
+  Column(const NBitsPanels& w, int64_t column)
+      : weights(w), panel(w.data + column / kNBitsPanel * w.panel_bytes), c(column % kNBitsPanel) {}
+
+  int code(int64_t b, int64_t k) const {
+    const NBitsCodePlace place = nbits_code_place(weights.bits, k, c);
+    const uint8_t byte = panel[nbits_block_place(weights, b).codes + place.byte];
+    if (weights.bits == 8) return byte;
+    return place.high ? byte >> 4 : byte & 15;
+  }
+  float scale(int64_t b) const {
+    const auto bits = load<uint32_t>(panel + nbits_block_place(weights, b).scales + c * 4);
+    float value;
+    const uint32_t as_float = !weights.bf16_scales ? bits : b % 2 == 0 ? bits << 16 : bits & 0xffff0000u;
+    std::memcpy(&value, &as_float, sizeof value);
+    return value;
+  }
+  int integer_zero(int64_t b) const {
+    if (weights.zeros == NBitsZeros::none) return nbits_default_zero(weights.bits);
+    return panel[weights.zeros_offset + b * kNBitsPanel + c];
+  }
+  float float_zero(int64_t b) const {
+    if (weights.zeros != NBitsZeros::f32) return static_cast<float>(integer_zero(b));
+    return load<float>(panel + weights.zeros_offset + (b * kNBitsPanel + c) * 4);
+  }
+};
 
 }  // namespace
 
-void quantize_rows_f32_s8_reference(const NBitsQuantizeArgs& args) noexcept {
-  const int64_t blocks = (args.k + kNBitsBlock - 1) / kNBitsBlock;
+void quantize_rows_f32_s8_reference(const NBitsRowsArgs& args) noexcept {
+  const int64_t blocks = ceil_div(args.k, args.block);
   for (int64_t row = 0; row < args.row_count; row++) {
-    const TileView tile(row / kNBitsTileRows, args.row_count, blocks);
-    const int64_t r = row % kNBitsTileRows;
+    const NBitsRowsPlace place(row, args.row_count, blocks, args.block, nbits_s8_block_bytes(args.block));
     for (int64_t b = 0; b < blocks; b++) {
-      const float* x = args.x + row * args.k + b * kNBitsBlock;
-      const int64_t count = std::min<int64_t>(kNBitsBlock, args.k - b * kNBitsBlock);
+      const float* x = args.x + row * args.k + b * args.block;
+      const int64_t count = std::min(args.block, args.k - b * args.block);
       const BlockScales scales = block_scales(x, count);
       int32_t sum = 0;
-      for (int64_t i = 0; i < kNBitsBlock; i++) {
+      for (int64_t i = 0; i < args.block; i++) {
         int8_t code = 0;
         if (i < count && scales.inverse != 0) code = static_cast<int8_t>(std::nearbyint(x[i] * scales.inverse));
-        store(args.out + tile.codes(b, r) + i, code);
+        store(args.out + place.s8_code(b, i), code);
         sum += code;
       }
-      store(args.out + tile.correction(b, r), -kNBitsDefaultZero * sum);
-      store(args.out + tile.scale(b, r), scales.scale);
+      store(args.out + place.s8_correction(b), -8 * sum);
+      store(args.out + place.s8_scale(b), scales.scale);
     }
   }
 }
 
-void matmul_nbits_s8_u4_reference(const NBitsProductArgs& args) noexcept {
+void matmul_nbits_s8_reference(const NBitsProductArgs& args) noexcept {
+  const NBitsPanels& w = args.weights;
   for (int64_t row = 0; row < args.row_count; row++) {
-    const TileView tile(row / kNBitsTileRows, args.row_count, args.blocks);
-    const int64_t r = row % kNBitsTileRows;
-    for (int64_t column = 0; column < args.columns; column++) {
-      const uint8_t* panel = args.weights + column / kNBitsPanel * args.panel_bytes;
-      const int64_t c = column % kNBitsPanel;
+    const NBitsRowsPlace place(row, args.row_count, w.blocks, w.block, nbits_s8_block_bytes(w.block));
+    for (int64_t n = 0; n < w.columns; n++) {
+      const Column column(w, n);
       float y = 0;
-      for (int64_t b = 0; b < args.blocks; b++) {
-        const uint8_t* block = panel + b * kNBitsBlockBytes;
-        const int zero =
-            args.has_zero_points ? panel[args.blocks * kNBitsBlockBytes + b * kNBitsPanel + c] : kNBitsDefaultZero;
+      for (int64_t b = 0; b < w.blocks; b++) {
         int32_t sum = 0;
-        for (int64_t k = 0; k < kNBitsBlock; k++) {
-          sum += load<int8_t>(args.rows + tile.codes(b, r) + k) * (code_of(block, c, k) - zero);
+        for (int64_t k = 0; k < w.block; k++) {
+          sum += load<int8_t>(args.rows + place.s8_code(b, k)) * (column.code(b, k) - column.integer_zero(b));
         }
-        const auto weight_scale = load<float>(block + kNBitsCodeBytes + c * 4);
-        y = std::fma(static_cast<float>(sum), weight_scale * load<float>(args.rows + tile.scale(b, r)), y);
+        y = std::fma(static_cast<float>(sum), column.scale(b) * load<float>(args.rows + place.s8_scale(b)), y);
       }
-      args.y[row * args.y_stride + column] = y;
+      args.y[row * args.y_stride + n] = y;
+    }
+  }
+}
+
+void arrange_rows_f32_reference(const NBitsRowsArgs& args) noexcept {
+  const int64_t blocks = ceil_div(args.k, args.block);
+  for (int64_t row = 0; row < args.row_count; row++) {
+    const NBitsRowsPlace place(row, args.row_count, blocks, args.block, nbits_f32_block_bytes(args.block));
+    for (int64_t b = 0; b < blocks; b++) {
+      float sum = 0;
+      for (int64_t i = 0; i < args.block; i++) {
+        const int64_t k = b * args.block + i;
+        const float x = k < args.k ? args.x[row * args.k + k] : 0.0f;
+        const float power = 1.0f / static_cast<float>(int64_t{1} << nbits_shift(args.bits, i));
+        store(args.out + place.f32_element(b, i), x * power);
+        sum += x;
+      }
+      store(args.out + place.f32_sum(b), sum);
+    }
+  }
+}
+
+void matmul_nbits_f32_reference(const NBitsProductArgs& args) noexcept {
+  const NBitsPanels& w = args.weights;
+  for (int64_t row = 0; row < args.row_count; row++) {
+    const NBitsRowsPlace place(row, args.row_count, w.blocks, w.block, nbits_f32_block_bytes(w.block));
+    for (int64_t n = 0; n < w.columns; n++) {
+      const Column column(w, n);
+      float y = 0;
+      for (int64_t b = 0; b < w.blocks; b++) {
+        float p = 0;
+        for (int64_t k = 0; k < w.block; k++) {
+          const auto shifted = static_cast<float>(int64_t{column.code(b, k)} << nbits_shift(w.bits, k));
+          p = std::fma(load<float>(args.rows + place.f32_element(b, k)), shifted, p);
+        }
+        p = std::fma(-column.float_zero(b), load<float>(args.rows + place.f32_sum(b)), p);
+        y = std::fma(p, column.scale(b), y);
+      }
+      args.y[row * args.y_stride + n] = y;
     }
   }
 }

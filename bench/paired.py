@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks share: engines in processes of their own that take turns on the same cores, the facts of the
+machine, and the statistics of paired blocks."""
+import datetime
+import json
+import os
+import pathlib
+import platform
+import re
+import statistics
+import subprocess
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+KEEP = 0.8  # blocks whose probe is below this part of the best probe are discarded
+QUIET_SECONDS, QUIET_PART = 0.01, 0.05  # a process at rest: how long it is watched, and what it may compute in that time
+
+
+def build_folder():
+    return ROOT / os.environ.get("QUERN_BUILD", "build/release")
+
+
+def first_cores(threads):
+    return set(sorted(os.sched_getaffinity(0))[:threads])
+
+
+class Worker:
+    """A process that answers each line with a line of JSON and blocks on its pipe in between."""
+
+    def __init__(self, command, cores, environment=None):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env=os.environ | (environment or {}), preexec_fn=lambda: os.sched_setaffinity(0, cores))
+
+    def read(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.process.args} ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def ask(self, order):
+        self.process.stdin.write(order if isinstance(order, str) else json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def settle(self):
+        """Waits until no thread of the process computes: ONNX Runtime's spin for tens of milliseconds after a call, on
+        the cores of whoever comes next."""
+        clock = (~self.process.pid << 3) | 2  # of the process's processor time, as clock_getcpuclockid(3) makes it
+        before = time.clock_gettime(clock)
+        while True:
+            time.sleep(QUIET_SECONDS)
+            now = time.clock_gettime(clock)
+            if now - before <= QUIET_PART * QUIET_SECONDS:
+                return
+            before = now
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def machine():
+    text = pathlib.Path("/proc/cpuinfo").read_text()
+    model = re.search(r"model name\s*: (.*)", text)
+    family = re.search(r"cpu family\s*: (\d+)", text)
+    number = re.search(r"\nmodel\s*: (\d+)", text)
+    return {"cpu": model[1] if model else platform.processor(), "family": int(family[1]) if family else 0,
+            "model": int(number[1]) if number else 0, "cores": os.cpu_count(),
+            "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20, "kernel": platform.release(),
+            "date": datetime.date.today().isoformat(), "load_at_start": os.getloadavg()[0]}
+
+
+def versions():
+    import numpy
+    import onnxruntime
+
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    return {"commit": commit, "onnxruntime": onnxruntime.__version__, "numpy": numpy.__version__}
+
+
+def ratio_interval(ratios):
+    """Median and a 95 % interval of it by order statistics (the extremes for fewer than six pairs)."""
+    ordered = sorted(ratios)
+    if len(ordered) < 6:
+        return statistics.median(ordered), ordered[0], ordered[-1]
+    cut = max(0, int((len(ordered) - 1.96 * len(ordered) ** 0.5) / 2))
+    return statistics.median(ordered), ordered[cut], ordered[-1 - cut]
+
+
+def numbers(text):
+    return [int(n) for n in text.split(",") if n]

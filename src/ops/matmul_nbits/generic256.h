@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// Owns the product of int8 rows for 256-bit vectors, which AVX2 and AVX-VNNI share but for one instruction. For files
+// with instruction-set flags only, like generic.h.
+#pragma once
+
+#include "ops/matmul_nbits/generic.h"
+
+namespace quern::ops {
+namespace {
+
+// By these vpshufb makes 8 float32 of half a line of scales: all of a lane, or its low or its high half as upper bits.
+struct alignas(32) ScaleSelect256 {
+  uint8_t bytes[3][32];
+};
+constexpr int kWhole = 0;
+constexpr int kLow = 1;
+constexpr int kHigh = 2;
+constexpr ScaleSelect256 scale_select_256() {
+  ScaleSelect256 s{};
+  for (int i = 0; i < 32; i++) {
+    s.bytes[kWhole][i] = static_cast<uint8_t>(i % 16);
+    s.bytes[kLow][i] = static_cast<uint8_t>(i % 4 < 2 ? 0x80 : i % 16 - 2);
+    s.bytes[kHigh][i] = static_cast<uint8_t>(i % 4 < 2 ? 0x80 : i % 16);
+  }
+  return s;
+}
+constexpr ScaleSelect256 kSelect = scale_select_256();
+
+// A panel is two halves of 8 columns. Block: 16, 32, or 0 for the longer ones.
+// Dot: kHalvesAtOnce, 1 where the sums of both would not fit the registers; Sum begin(total), Sum add(sum, codes u8,
+// activations s8), at most 8 times, and total end(total, sum), total being 8 x int32; kFromTotal: a Sum goes on where
+// the total is.
+template <class Dot, int Bits, int Block, bool HasZeros>
+struct Product256 {
+  static constexpr int kOneRowPanels = 4;
+  static constexpr int kTilePanels = 1;
+  static int64_t row_block_bytes(int64_t block) { return block + 8; }
+
+  template <int Rows, int Panels>
+  static void tile(const NBitsTile& t) {
+    if constexpr (Rows == 1 && Panels == kOneRowPanels) {
+      one_row<Panels>(t);
+      return;
+    }
+    const NBitsPanels& form = *t.form;
+    const int64_t chunks = block_of(form) / (4 * kSteps);
+    const int64_t code_bytes = chunks * kChunkLines * kNBitsLineBytes;
+    const int64_t row_bytes = Rows * row_block_bytes(block_of(form));
+    __m256 acc[Panels * Rows * 2];
+    unrolled<Panels * Rows * 2>([&](auto i) __attribute__((always_inline)) { acc[i] = _mm256_setzero_ps(); });
+    const uint8_t* const end = t.weights + form.zeros_offset;
+    Place at{t.weights, nullptr, end, t.rows, kSelect.bytes[form.bf16_scales ? kLow : kWhole]};
+    const uint8_t* prefetch = t.prefetch;
+    const auto lines = static_cast<int>((t.prefetch_lines + chunks - 1) / chunks);
+    for (int64_t b = 0; b < form.blocks; b++) {
+      const uint8_t* after = at.codes + code_bytes;  // the scales, or the codes of a partner
+      const bool partner_follows = form.bf16_scales && b % 2 == 0 && b + 1 < form.blocks;
+      at.scales = partner_follows ? after + code_bytes : after;
+      if (form.bf16_scales) at.select = kSelect.bytes[b % 2 == 0 ? kLow : kHigh];
+      unrolled<Panels>([&](auto j) __attribute__((always_inline)) {
+        block<Rows>(form, at.panel(j * t.panel_stride), prefetch + j * t.panel_stride, lines, acc + j * Rows * 2);
+      });
+      prefetch += chunks * lines * kNBitsLineBytes;
+      at.codes = partner_follows ? after : after + kNBitsLineBytes;
+      at.zeros += kNBitsPanel;
+      at.rows += row_bytes;
+    }
+    unrolled<Panels>([&](auto j) __attribute__((always_inline)) {
+      const int64_t columns = t.columns - j * t.y_panel_stride;
+      unrolled<Rows * 2>([&](auto i) __attribute__((always_inline)) {
+        store(t.y + (i / 2) * t.y_stride + j * t.y_panel_stride + (i % 2) * 8, acc[j * Rows * 2 + i],
+              columns - (i % 2) * 8);
+      });
+    });
+  }
+
+ private:
+  static constexpr int kSteps = Block == 16 ? 4 : 8;  // of 4 k, to a chunk
+  static constexpr int kChunkLines = Bits == 4 ? kSteps / 2 : kSteps;
+  static int64_t block_of(const NBitsPanels& form) { return Block == 0 ? form.block : Block; }
+
+  // A block of a panel and of the rows.
+  struct Place {
+    const uint8_t* codes;
+    const uint8_t* scales;
+    const uint8_t* zeros;
+    const uint8_t* rows;
+    const uint8_t* select;
+
+    [[gnu::always_inline]] Place panel(int64_t offset) const {
+      return {codes + offset, scales + offset, zeros + offset, rows, select};
+    }
+  };
+
+  template <int Rows>
+  [[gnu::always_inline]] static inline void block(const NBitsPanels& form, const Place& at, const uint8_t* prefetch,
+                                                  int lines, __m256* acc) {
+    constexpr int kHalves = Dot::kHalvesAtOnce;
+    const auto* row_scales = reinterpret_cast<const float*>(at.rows + Rows * (block_of(form) + 4));
+    unrolled<2 / kHalves>([&](auto pass) __attribute__((always_inline)) {
+      __m256i total[Rows * kHalves];
+      sums<Rows, kHalves, decltype(pass)::value>(form, at, prefetch, pass == 0 ? lines : 0, total);
+      unrolled<Rows * kHalves>([&](auto i) __attribute__((always_inline)) {
+        constexpr int kRow = i / kHalves;
+        constexpr int kHalf = pass * kHalves + i % kHalves;
+        add_scaled(total[i], at.scales + kHalf * 32, at.select, row_scales[kRow], acc + kRow * 2 + kHalf);
+      });
+    });
+  }
+
+  [[gnu::always_inline]] static inline void add_scaled(__m256i total, const uint8_t* line, const uint8_t* select,
+                                                       float row_scale, __m256* acc) {
+    const __m256i scales = _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(line)),
+                                               _mm256_load_si256(reinterpret_cast<const __m256i*>(select)));
+    const __m256 both = _mm256_mul_ps(_mm256_castsi256_ps(scales), _mm256_set1_ps(row_scale));
+    *acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), both, *acc);
+  }
+
+  // The sums of `Halves` halves of a block, the first being half Pass * Halves.
+  template <int Rows, int Halves, int Pass>
+  [[gnu::always_inline]] static inline void sums(const NBitsPanels& form, const Place& at, const uint8_t* prefetch,
+                                                 int lines, __m256i* total) {
+    // One chunk adds the zero terms last: held meanwhile, they would cost registers that 4 rows do not leave.
+    constexpr bool kZerosFirst = Block == 0 || Dot::kFromTotal;
+    const auto zero_of = [&](auto i) __attribute__((always_inline)) {
+      return zero_term(at.rows + Rows * block_of(form) + (i / Halves) * 4, at.zeros + (Pass * Halves + i % Halves) * 8);
+    };
+    unrolled<Rows * Halves>([&](auto i) __attribute__((always_inline)) {
+      total[i] = kZerosFirst ? zero_of(i) : _mm256_setzero_si256();
+    });
+    const uint8_t* codes = at.codes + Pass * 32;
+    const uint8_t* rows = at.rows;
+    for (int64_t c = 0; c < block_of(form) / (4 * kSteps); c++) {
+      prefetch_panels<1>(prefetch, 0, lines);
+      prefetch += lines * kNBitsLineBytes;
+      chunk<Rows, Halves>(codes, rows, block_of(form), total);
+      codes += kChunkLines * kNBitsLineBytes;
+      rows += 4 * kSteps;
+    }
+    if constexpr (!kZerosFirst) {
+      unrolled<Rows * Halves>([&](auto i) __attribute__((always_inline)) {
+        total[i] = _mm256_add_epi32(total[i], zero_of(i));
+      });
+    }
+  }
+
+  // Memory bounds one row, and the processor's own prefetching reads streams best in order and without requests from
+  // here (see x86_avx512vnni.cc): sums wait for the line of scales that follows a pair of blocks.
+  template <int Panels>
+  static void one_row(const NBitsTile& t) {
+    constexpr int kHalves = Dot::kHalvesAtOnce;
+    const NBitsPanels& form = *t.form;
+    const int64_t code_bytes = block_of(form) / (4 * kSteps) * kChunkLines * kNBitsLineBytes;
+    const int64_t row_bytes = row_block_bytes(block_of(form));
+    __m256 acc[Panels * 2];
+    __m256i waiting[2][Panels * 2];
+    unrolled<Panels * 2>([&](auto i) __attribute__((always_inline)) { acc[i] = _mm256_setzero_ps(); });
+    Place at{t.weights, nullptr, t.weights + form.zeros_offset, t.rows, nullptr};
+    const auto scale = [&](const __m256i* total, int select, const uint8_t* rows) __attribute__((always_inline)) {
+      const float row_scale = *reinterpret_cast<const float*>(rows + block_of(form) + 4);
+      unrolled<Panels * 2>([&](auto i) __attribute__((always_inline)) {
+        add_scaled(total[i], at.codes + (i / 2) * t.panel_stride + (i % 2) * 32, kSelect.bytes[select], row_scale,
+                   acc + i);
+      });
+    };
+    for (int64_t b = 0; b < form.blocks; b++) {
+      const bool second = form.bf16_scales && b % 2 == 1;
+      __m256i* const totals = waiting[second ? 1 : 0];
+      unrolled<Panels>([&](auto j) __attribute__((always_inline)) {
+        unrolled<2 / kHalves>([&](auto pass) __attribute__((always_inline)) {
+          __m256i total[kHalves];
+          sums<1, kHalves, decltype(pass)::value>(form, at.panel(j * t.panel_stride), nullptr, 0, total);
+          unrolled<kHalves>([&](auto h)
+                                __attribute__((always_inline)) { totals[j * 2 + pass * kHalves + h] = total[h]; });
+        });
+      });
+      at.codes += code_bytes;
+      if (!form.bf16_scales || second || b + 1 == form.blocks) {
+        if (second) scale(waiting[0], kLow, at.rows - row_bytes);
+        scale(totals, !form.bf16_scales ? kWhole : second ? kHigh : kLow, at.rows);
+        at.codes += kNBitsLineBytes;
+      }
+      at.zeros += kNBitsPanel;
+      at.rows += row_bytes;
+    }
+    unrolled<Panels * 2>([&](auto i) __attribute__((always_inline)) {
+      const int64_t columns = t.columns - (i / 2) * t.y_panel_stride;
+      store(t.y + (i / 2) * t.y_panel_stride + (i % 2) * 8, acc[i], columns - (i % 2) * 8);
+    });
+  }
+
+  // Adds the products of a chunk's 16 or 32 k.
+  template <int Rows, int Halves>
+  [[gnu::always_inline]] static inline void chunk(const uint8_t* lines, const uint8_t* rows, int64_t block,
+                                                  __m256i* total) {
+    typename Dot::Sum sum[Rows * Halves];
+    unrolled<Rows * Halves>([&](auto i) __attribute__((always_inline)) { sum[i] = Dot::begin(total[i]); });
+    unrolled<kSteps>([&](auto step) __attribute__((always_inline)) {
+      __m256i codes[Halves];
+      unrolled<Halves>([&](auto h) __attribute__((always_inline)) {
+        codes[h] = step_codes<decltype(step)::value>(lines + h * 32);
+      });
+      unrolled<Rows>([&](auto r) __attribute__((always_inline)) {
+        const __m256i x = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(rows + r * block + step * 4));
+        unrolled<Halves>([&](auto h) __attribute__((always_inline)) {
+          sum[r * Halves + h] = Dot::add(sum[r * Halves + h], codes[h], x);
+        });
+      });
+    });
+    unrolled<Rows * Halves>([&](auto i) __attribute__((always_inline)) { total[i] = Dot::end(total[i], sum[i]); });
+  }
+
+  // Half of the codes of step Step of a chunk, as bytes.
+  template <int Step>
+  [[gnu::always_inline]] static inline __m256i step_codes(const uint8_t* lines) {
+    const int line = Bits == 4 ? Step / 2 : Step;
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lines + line * kNBitsLineBytes));
+    if constexpr (Bits == 8) {
+      return v;
+    } else {
+      return _mm256_and_si256(Step % 2 == 0 ? v : _mm256_srli_epi16(v, 4), _mm256_set1_epi8(15));
+    }
+  }
+
+  // What a sum starts from: -zero * sum of the row's codes. The correction is 8 times the second factor.
+  [[gnu::always_inline]] static inline __m256i zero_term(const uint8_t* correction, const uint8_t* zeros) {
+    const __m256i c = _mm256_set1_epi32(*reinterpret_cast<const int32_t*>(correction));
+    if constexpr (HasZeros) {
+      // Both factors fit 16 bits, and the upper half of each zero is empty.
+      const __m256i zero = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(zeros)));
+      return _mm256_madd_epi16(zero, _mm256_srai_epi32(c, 3));
+    } else {
+      return Bits == 4 ? c : _mm256_slli_epi32(c, 4);
+    }
+  }
+
+  [[gnu::always_inline]] static inline void store(float* y, __m256 v, int64_t columns) {
+    if (columns >= 8) {
+      _mm256_storeu_ps(y, v);
+    } else if (columns > 0) {
+      const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+      _mm256_maskstore_ps(y, _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(columns)), lanes), v);
+    }
+  }
+};
+
+// Dots<Bits> gives the Dot.
+template <template <int> class Dots, int Bits, int Block>
+void multiply_256(const NBitsProductArgs& args) {
+  if (args.weights.zeros == NBitsZeros::none) {
+    walk<Product256<Dots<Bits>, Bits, Block, false>>(args);
+  } else {
+    walk<Product256<Dots<Bits>, Bits, Block, true>>(args);
+  }
+}
+
+template <template <int> class Dots, int Bits>
+void multiply_256(const NBitsProductArgs& args) {
+  switch (args.weights.block) {
+    case 16: multiply_256<Dots, Bits, 16>(args); break;
+    case 32: multiply_256<Dots, Bits, 32>(args); break;
+    default: multiply_256<Dots, Bits, 0>(args); break;
+  }
+}
+
+template <template <int> class Dots>
+void multiply_256(const NBitsProductArgs& args) {
+  if (args.weights.bits == 4) {
+    multiply_256<Dots, 4>(args);
+  } else {
+    multiply_256<Dots, 8>(args);
+  }
+}
+
+}  // namespace
+}  // namespace quern::ops

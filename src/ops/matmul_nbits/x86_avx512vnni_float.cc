@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// AVX-512 variant of the product of float rows: the 16 columns of a panel in one vector.
+#include "ops/matmul_nbits/generic_float.h"
+
+namespace quern::ops {
+namespace {
+
+struct Vector512 {
+  using Float = __m512;
+  using Int = __m512i;
+  static constexpr int kLanes = 16;
+  static constexpr int kOneRowPanels = 4;
+  static constexpr int kTilePanels = 2;
+  static constexpr int kMaxSums = 8;
+  static constexpr bool kEmbedsBroadcast = true;
+
+  static Float zero() { return _mm512_setzero_ps(); }
+  static Float floats(float v) { return _mm512_set1_ps(v); }
+  static Int ints(int v) { return _mm512_set1_epi32(v); }
+  static Int load(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static Int load_bytes(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static Int bit_and(Int a, Int b) { return _mm512_and_si512(a, b); }
+  template <int N>
+  static Int shift_left(Int v) {
+    return _mm512_slli_epi32(v, N);
+  }
+  template <int N>
+  static Int shift_right(Int v) {
+    return _mm512_srli_epi32(v, N);
+  }
+  static Float to_floats(Int v) { return _mm512_cvtepi32_ps(v); }
+  static Float as_floats(Int v) { return _mm512_castsi512_ps(v); }
+  static Float multiply_add(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
+  static Float negative_multiply_add(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
+  static void store(float* y, Float v, int64_t columns) {
+    const auto lanes = static_cast<__mmask16>(columns >= kLanes ? 0xffff : (1u << columns) - 1);
+    _mm512_mask_storeu_ps(y, lanes, v);
+  }
+};
+
+}  // namespace
+
+void matmul_nbits_f32_avx512vnni(const NBitsProductArgs& args) noexcept { float_product<Vector512>(args); }
+
+}  // namespace quern::ops
