@@ -79,6 +79,9 @@ struct Tensor {
   RowLayout layout;        // meaningful when !contiguous
   bool contiguous = true;  // row-major without gaps
   bool present = true;     // false for an optional input or output that the node leaves out
+  // Not null: the tensor stands for rows that live in this cache; data is null, shape is the declared
+  // [1, Nk, capacity, D]. Only operators that say so take such a tensor.
+  const struct KvView* cache = nullptr;
 
   template <class T>
   T* as() const {

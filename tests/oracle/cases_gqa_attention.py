@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Live-oracle cases of com.microsoft::GroupQueryAttention: prompts, decode, continuation, padded and ragged batches, every
-attribute that is supported, and what is refused around them.
+attribute that is supported, the optional bias and sink, and what is refused around them.
 
 Tolerances: outputs 2e-5 for inputs of unit variance (float sums in another order), keys 1e-6 of max(1, |x|) (rotation in
 float), values and old rows bit for bit. Where ONNX Runtime must not be imitated, `Call.expected` writes the formula out.
@@ -89,8 +89,13 @@ class Call:
                     x = scale * present["key"][b, g, low:n] @ q[s, h]
                     if a.get("softcap", 0) > 0:
                         x = a["softcap"] * np.tanh(x / a["softcap"])
-                    p = np.exp(x - x.max())
-                    y[b, s, h] = p / p.sum() @ present["value"][b, g, low:n]
+                    if "attention_bias" in i:
+                        bias = i["attention_bias"]
+                        x = x + bias[b % bias.shape[0], h % bias.shape[1], s, low:n]
+                    sink = i["head_sink"][h] if "head_sink" in i else -np.inf
+                    top = max(x.max(), sink)
+                    p = np.exp(x - top)
+                    y[b, s, h] = p / (p.sum() + np.exp(sink - top)) @ present["value"][b, g, low:n]
         result = {"y": y.reshape(self.b, self.s, self.nq * self.d), "present_key": present["key"], "present_value": present["value"]}
         return {n: v.astype(np.float32) for n, v in result.items()}
 
@@ -127,6 +132,7 @@ class Call:
 
 def cases():
     yield from cases_that_run()
+    yield from cases_with_addends()
     yield from cases_not_imitated()
     yield from cases_refused_at_load()
     yield from cases_refused_at_run()
@@ -192,6 +198,45 @@ def cases_that_run():
     yield Call(s=6, rows=6).case("tables-exactly-as-long")
 
 
+def cases_with_addends():
+    """attention_bias [1 or B, 1 or Nq, S, total] and head_sink [Nq]."""
+    for s, past in ((1, 0), (1, 5), (1, 600), (1, 1500), (2, 130), (5, 0), (7, 33), (40, 0), (100, 0), (30, 100)):
+        for batch, heads in ((1, 1), (1, 4)):
+            bias = floats(77, batch, heads, s, past + s)
+            yield Call(s=s, past=past).set(attention_bias=bias).case(f"bias-{s}-after-{past}-heads-{heads}")
+        yield Call(s=s, past=past).set(head_sink=floats(78, 4, scale=3)).case(f"sink-{s}-after-{past}")
+        yield Call(s=s, past=past).set(attention_bias=floats(77, 1, 4, s, past + s), head_sink=floats(78, 4)).case(
+            f"bias-and-sink-{s}-after-{past}")
+    for scale in (0, 30, 300):
+        yield Call(s=9, past=3).set(head_sink=floats(78, 4, scale=scale)).case(f"sink-scale-{scale}")
+    yield Call(s=9, past=3).set(head_sink=np.full(4, -np.inf, np.float32)).case("sink-minus-infinity")
+    yield Call(s=9, past=3).set(attention_bias=floats(77, 1, 4, 9, 12, scale=100)).case("bias-large")
+    hidden = floats(77, 1, 1, 9, 12)
+    hidden[..., 1] = -np.inf
+    yield Call(s=9, past=3).set(attention_bias=hidden).case("bias-hides-a-key")
+    unseen = floats(77, 1, 1, 9, 12)
+    unseen[0, 0, 0, 5:] = np.nan
+    yield Call(s=9, past=3).set(attention_bias=unseen).case("bias-of-unseen-keys-is-nan")
+    masked = floats(77, 1, 1, 9, 12)
+    masked[0, 0, 3] = -np.inf
+    yield Call(s=9, past=3).set(attention_bias=masked).case("bias-hides-all-keys")
+    yield Call(s=9, past=3).set(attention_bias=masked, head_sink=floats(78, 4)).case("bias-hides-all-keys-under-a-sink")
+    for batch in (1, 3):
+        for heads in (1, 4):
+            bias = floats(77, batch, heads, 6, 6)
+            yield Call(b=3, s=6, lengths=[6, 2, 5]).set(attention_bias=bias).case(f"bias-of-{batch}-by-{heads}-padded")
+            bias = floats(77, batch, heads, 1, 10)
+            yield Call(b=3, past=9, lengths=[10, 6, 2]).set(attention_bias=bias, head_sink=floats(78, 4)).case(
+                f"bias-of-{batch}-by-{heads}-ragged")
+    both = {"attention_bias": floats(77, 1, 4, 20, 23), "head_sink": floats(78, 4)}
+    yield Call(s=20, past=3).set(**both).with_attributes(softcap=0.5).case("bias-after-softcap")
+    yield Call(s=20, past=3).set(**both).with_attributes(local_window_size=6).case("bias-and-window")
+    yield Call(s=20, past=3).set(**both).packed().case("bias-packed")
+    yield Call(s=3, past=12, total=9).set(attention_bias=floats(77, 1, 1, 3, 9)).case("bias-where-past-has-room")
+    constant = Call(s=3, past=4).set(attention_bias=floats(77, 1, 1, 3, 7), head_sink=floats(78, 4))
+    yield constant.fed("attention_bias", "head_sink").case("bias-and-sink-constant")
+
+
 def cases_not_imitated():
     yield Call(b=2, s=3, past=5, lengths=[8, 6]).case("batched-continuation", formula=True)
     yield Call(b=3, s=20, past=70, lengths=[90, 20, 51]).case("batched-continuation-long", formula=True)
@@ -210,8 +255,8 @@ def cases_refused_at_load():
     yield call(s=3, dtype=np.float16).case("float16", "load", ort="skip")
     positions = np.zeros((1, 3), np.int64)
     yield call(s=3).set(position_ids=positions).case("position-ids", "load", ort="skip")
-    yield call(s=3).set(attention_bias=floats(9, 1, 1, 3, 3)).case("attention-bias", "load", ort="skip")
-    yield call(s=3).set(head_sink=floats(9, 4)).case("head-sink", "load", ort="skip")
+    yield call(s=3).set(attention_bias=np.zeros((1, 1, 3, 3), np.float16)).case("bias-float16", "load")
+    yield call(s=3).set(head_sink=np.zeros(4, np.float16)).case("sink-float16", "load")
     yield call(s=3).set(k_scale=floats(9, 1), v_scale=floats(8, 1)).case("kv-scales", "load", ort="skip")
     yield call(s=3).set(q_norm_weight=floats(9, 32), k_norm_weight=floats(8, 32)).case("norm-weights", "load")
     for name, value in (("smooth_softmax", 1), ("causal", 0), ("sliding_window_cache", 1), ("qk_output", 1),
@@ -261,6 +306,12 @@ def cases_refused_at_run():
     yield Call(s=3).set(total_sequence_length=np.array([3, 3], np.int32)).case("total-two-elements", "run")
     yield Call(s=3).set(total_sequence_length=np.array(0, np.int32)).case("total-zero", "run")
     yield Call(s=3).set(total_sequence_length=np.array(-3, np.int32)).case("total-negative", "run")
+    for shape in ((3, 5), (1, 3, 5), (1, 1, 3, 4), (1, 1, 3, 6), (1, 1, 5, 5), (1, 2, 3, 5), (2, 1, 3, 5), (1, 1, 3, 5, 1)):
+        yield Call(s=3, past=2).set(attention_bias=floats(9, *shape)).case(f"bias-{'x'.join(map(str, shape))}", "run")
+    yield Call(s=3).set(head_sink=floats(9, 3)).case("sink-too-short", "run")
+    yield Call(s=3).set(head_sink=floats(9, 1, 4)).case("sink-rank-2", "run")
+    yield Call(s=1, past=12, total=9).set(attention_bias=floats(9, 1, 1, 1, 9), seqlens_k=np.array([10], np.int32)).case(
+        "length-beyond-bias", "run", ort="skip")
     yield Call(s=3, rows=2).case("tables-too-short", "run")
     yield Call(s=3, d=32, rotary=48).case("tables-too-wide", "run")
     yield Call(s=3).fed().set(sin_cache=floats(1, 64, 8)).case("tables-differ", "run")

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The body of the vector variants, written once over a vector type. The x86_*.cc files include it inside an anonymous
 // namespace, after defining `struct Simd`; nothing else may. Simd gives V (kLanes floats), Mask, kTileRows (rows of the
-// register tile) and the operations used below; max(a, b) returns b when one of them is NaN.
+// register tile) and the operations used below; max(a, b) returns b when one of them is NaN. Loads of keys and values
+// are overloaded on the element type T (float, Half, Brain, int8_t); all arithmetic is in float.
 
 using V = Simd::V;
 constexpr int32_t kLanes = Simd::kLanes;
@@ -9,9 +10,8 @@ constexpr int32_t kLanes = Simd::kLanes;
 // is rearranged into panels of kPanel columns without gaps: read in place, a panel's rows are a power of two apart and
 // evict each other from the first-level cache.
 constexpr int32_t kPanel = 2 * kLanes;
-// Up to this many rows, dot products along d on the keys in place are cheaper than rearranging the block.
-constexpr int32_t kFewRows = 8;
 constexpr int64_t kScoreStride = kAttentionMaxKeys;
+constexpr int32_t kLineBytes = 64;
 
 constexpr float kNothing = -__builtin_huge_valf();
 
@@ -53,20 +53,44 @@ V tanh_of(V x) {
   return Simd::choose(Simd::not_below(size, Simd::set(0.625f)), far, near);
 }
 
+// ---- typed rows ----
+
+template <class T>
+constexpr bool kScaled = false;
+template <>
+constexpr bool kScaled<int8_t> = true;
+
+template <class T>
+const T* key_of(const AttentionBlockArgs& a, int64_t t) {
+  return static_cast<const T*>(a.k) + t * a.kv_stride;
+}
+template <class T>
+const T* value_of(const AttentionBlockArgs& a, int64_t t) {
+  return static_cast<const T*>(a.v) + t * a.kv_stride;
+}
+
 // ---- softmax ----
 
-// Turns the scores [lo, hi) of a row into weights in place, updates m and l, and returns what the sums so far are
+// Turns the scores [lo, hi) of row r into weights in place, updates m and l, and returns what the sums so far are
 // multiplied with.
-float update_row(float* scores, int32_t lo, int32_t hi, float softcap, float* m, float* l) {
+template <class T>
+float update_row(const AttentionBlockArgs& a, int32_t r, float* scores) {
+  const int32_t lo = a.lo[r];
+  const int32_t hi = a.hi[r];
+  if (hi <= lo) return 1.0f;
+  float* m = a.m + r;
+  float* l = a.l + r;
   V top = Simd::set(kNothing);
   const int32_t begin = lo / kLanes * kLanes;
   for (int32_t t = begin; t < hi; t += kLanes) {
     V x = Simd::load(scores + t);
-    if (softcap > 0) {
-      const V cap = Simd::set(softcap);
+    if constexpr (kScaled<T>) x = Simd::mul(x, Simd::load_some(a.k_scale + t, hi - t));
+    if (a.softcap > 0) {
+      const V cap = Simd::set(a.softcap);
       x = Simd::mul(cap, tanh_of(Simd::div(x, cap)));
-      Simd::store(scores + t, x);
     }
+    if (a.bias != nullptr) x = Simd::add(x, Simd::load_some(a.bias[r] + t, hi - t));
+    if (kScaled<T> || a.softcap > 0 || a.bias != nullptr) Simd::store(scores + t, x);
     top = Simd::max(Simd::choose(Simd::between(lo - t, hi - t), x, Simd::set(kNothing)), top);
   }
   const float highest = Simd::highest(top);
@@ -74,9 +98,11 @@ float update_row(float* scores, int32_t lo, int32_t hi, float softcap, float* m,
   const V base = Simd::set(m_next == kNothing ? 0.0f : m_next);
   V sum = Simd::zero();
   for (int32_t t = begin; t < hi; t += kLanes) {
-    const V p = Simd::keep(Simd::between(lo - t, hi - t), exp_of(Simd::sub(Simd::load(scores + t), base)));
-    Simd::store(scores + t, p);
+    const Simd::Mask seen = Simd::between(lo - t, hi - t);
+    V p = Simd::keep(seen, exp_of(Simd::sub(Simd::load(scores + t), base)));
     sum = Simd::add(sum, p);
+    if constexpr (kScaled<T>) p = Simd::keep(seen, Simd::mul(p, Simd::load_some(a.v_scale + t, hi - t)));
+    Simd::store(scores + t, p);
   }
   const float carry = Simd::first(exp_of(Simd::sub(Simd::set(*m), base)));
   *l = *l * carry + Simd::sum(sum);
@@ -168,10 +194,11 @@ void multiply_tile(const float* a, int64_t a_stride, const float* b, int32_t dep
 }
 
 // out[i][0:8] = in[0:8][i] for 8 keys of which `keys` are there; the others count as 0.
-void transpose_8x8(const float* in, int64_t in_stride, int32_t keys, float* out) {
+template <class T>
+void transpose_8x8(const T* in, int64_t in_stride, int32_t keys, float* out) {
   __m256 r[8];
 #pragma GCC unroll 8
-  for (int32_t i = 0; i < 8; i++) r[i] = i < keys ? _mm256_loadu_ps(in + i * in_stride) : _mm256_setzero_ps();
+  for (int32_t i = 0; i < 8; i++) r[i] = i < keys ? load_8(in + i * in_stride) : _mm256_setzero_ps();
   __m256 s[8];
 #pragma GCC unroll 4
   for (int32_t i = 0; i < 8; i += 2) {
@@ -193,6 +220,7 @@ void transpose_8x8(const float* in, int64_t in_stride, int32_t keys, float* out)
 }
 
 // Keys [lo, hi), widened to whole panels, as panels [key / kPanel][d][kPanel].
+template <class T>
 void rearrange_keys(const AttentionBlockArgs& a, int32_t lo, int32_t hi, float* panels) {
   const int32_t begin = lo / kPanel * kPanel;
   const int32_t end = (hi + kPanel - 1) / kPanel * kPanel;
@@ -200,18 +228,19 @@ void rearrange_keys(const AttentionBlockArgs& a, int32_t lo, int32_t hi, float* 
     const int32_t there = most(0, least(8, a.keys - t));
     float* out = panels + int64_t{t / kPanel} * a.d * kPanel + t % kPanel;
     for (int32_t i = 0; i < a.d; i += 8) {
-      transpose_8x8(a.k + t * a.kv_stride + i, a.kv_stride, there, out + int64_t{i} * kPanel);
+      transpose_8x8(key_of<T>(a, t) + i, a.kv_stride, there, out + int64_t{i} * kPanel);
     }
   }
 }
 
 // Values [lo, hi) as panels [column / kPanel][keys][kPanel].
+template <class T>
 void rearrange_values(const AttentionBlockArgs& a, int32_t lo, int32_t hi, float* panels) {
   for (int32_t t = lo; t < hi; t++) {
-    const float* from = a.v + t * a.kv_stride;
+    const T* from = value_of<T>(a, t);
     float* to = panels + int64_t{t} * kPanel;
     for (int32_t i = 0; i < a.d; i += 8) {
-      _mm256_storeu_ps(to + int64_t{i / kPanel} * a.keys * kPanel + i % kPanel, _mm256_loadu_ps(from + i));
+      _mm256_storeu_ps(to + int64_t{i / kPanel} * a.keys * kPanel + i % kPanel, load_8(from + i));
     }
     // Columns of the last panel that pad it.
     for (int32_t i = a.d; i % kPanel != 0; i += 8) {
@@ -220,6 +249,7 @@ void rearrange_values(const AttentionBlockArgs& a, int32_t lo, int32_t hi, float
   }
 }
 
+template <class T>
 void block_of_many_rows(const AttentionBlockArgs& a) {
   float* scores = a.scratch;
   float* keys = scores + a.rows * kScoreStride;
@@ -228,7 +258,7 @@ void block_of_many_rows(const AttentionBlockArgs& a) {
   const Seen all = seen_by(a, 0, a.rows);
   if (all.hi <= all.lo) return;
 
-  rearrange_keys(a, all.lo, all.hi, keys);
+  rearrange_keys<T>(a, all.lo, all.hi, keys);
   for (int32_t t = all.lo / kPanel * kPanel; t < all.hi; t += kPanel) {
     const float* panel = keys + int64_t{t / kPanel} * a.d * kPanel;
     for_tile_rows(a.rows, [&](auto group, int32_t r) {
@@ -239,11 +269,8 @@ void block_of_many_rows(const AttentionBlockArgs& a) {
                            nullptr);
     });
   }
-  for (int32_t r = 0; r < a.rows; r++) {
-    carry[r] =
-        a.hi[r] > a.lo[r] ? update_row(scores + r * kScoreStride, a.lo[r], a.hi[r], a.softcap, a.m + r, a.l + r) : 1.0f;
-  }
-  rearrange_values(a, all.lo, all.hi, values);
+  for (int32_t r = 0; r < a.rows; r++) carry[r] = update_row<T>(a, r, scores + r * kScoreStride);
+  rearrange_values<T>(a, all.lo, all.hi, values);
   for (int32_t i = 0; i < a.d; i += kPanel) {
     const float* panel = values + int64_t{i} * a.keys;
     for_tile_rows(a.rows, [&](auto group, int32_t r) {
@@ -268,24 +295,37 @@ void block_of_many_rows(const AttentionBlockArgs& a) {
 
 // Both streams are fetched this many rows ahead of where they are read, also past the end of the block, where the next
 // one follows, into the second-level cache (the first one is too small). A processor drops such fetches while its queue
-// is full, so each line is asked for twice. One thread at depth 1024: 13 GB/s without, 27 with, of the 28 to 31 that
-// plain reads reach.
+// is full, so each line is asked for more than once. One thread, float rows at depth 1024: 13 GB/s without, 27 when
+// asked twice, 30 four times, of the 28 to 31 that plain reads reach. Twice is best for narrower rows, whose arithmetic
+// leaves the memory more time.
 constexpr int64_t kRowsAhead = 32;
 
-void fetch_ahead(const float* now, int64_t stride) {
+template <class T>
+void fetch_ahead(const T* now, int64_t stride) {
   _mm_prefetch(reinterpret_cast<const char*>(now + kRowsAhead * stride), _MM_HINT_T1);
   _mm_prefetch(reinterpret_cast<const char*>(now + kRowsAhead / 2 * stride), _MM_HINT_T1);
+  // Float vectors of half a line come here twice a line.
+  if constexpr (kLanes * sizeof(T) == kLineBytes) {
+    _mm_prefetch(reinterpret_cast<const char*>(now + kRowsAhead * 3 / 4 * stride), _MM_HINT_T1);
+    _mm_prefetch(reinterpret_cast<const char*>(now + kRowsAhead / 4 * stride), _MM_HINT_T1);
+  }
+}
+
+// Narrow vectors share lines: the first of a line is enough for them.
+template <class T>
+bool fetches_at(int32_t i) {
+  return sizeof(T) == sizeof(float) || i % (kLineBytes / static_cast<int32_t>(sizeof(T))) == 0;
 }
 
 // Scores of kRows rows against up to kSums / kRows keys from t on: kSums sums along d, reduced together.
-template <int32_t kRows>
+template <class T, int32_t kRows>
 void dot_tile(const AttentionBlockArgs& a, int32_t row, int32_t t, int32_t end, float* scores) {
   constexpr int32_t kKeys = Simd::kSums / kRows;
   const float* q = a.q + int64_t{row} * a.d;
-  const float* k[kKeys];
+  const T* k[kKeys];
   // Keys past the end repeat the last one; their sums are dropped.
 #pragma GCC unroll 16
-  for (int32_t j = 0; j < kKeys; j++) k[j] = a.k + least(t + j, end - 1) * a.kv_stride;
+  for (int32_t j = 0; j < kKeys; j++) k[j] = key_of<T>(a, least(t + j, end - 1));
   V sums[Simd::kSums];
 #pragma GCC unroll 16
   for (int32_t j = 0; j < Simd::kSums; j++) sums[j] = Simd::zero();
@@ -297,7 +337,7 @@ void dot_tile(const AttentionBlockArgs& a, int32_t row, int32_t t, int32_t end, 
 #pragma GCC unroll 16
     for (int32_t j = 0; j < kKeys; j++) {
       const V y = Simd::load(k[j] + i);
-      if (row == 0) fetch_ahead(k[j] + i, a.kv_stride);
+      if (row == 0 && fetches_at<T>(i)) fetch_ahead(k[j] + i, a.kv_stride);
 #pragma GCC unroll 4
       for (int32_t r = 0; r < kRows; r++) sums[r * kKeys + j] = Simd::fma(x[r], y, sums[r * kKeys + j]);
     }
@@ -320,20 +360,20 @@ void dot_tile(const AttentionBlockArgs& a, int32_t row, int32_t t, int32_t end, 
   }
 }
 
-template <int32_t kRows>
+template <class T, int32_t kRows>
 void dot_tiles(const AttentionBlockArgs& a, int32_t row, int32_t t, int32_t end, float* scores) {
-  for (; t < end; t += Simd::kSums / kRows) dot_tile<kRows>(a, row, t, end, scores);
+  for (; t < end; t += Simd::kSums / kRows) dot_tile<T, kRows>(a, row, t, end, scores);
 }
 
 // o[row + r] += sum over kKeys keys from t on of weight * value: the rows of o stay in the first-level cache, and the
 // values pass once, in the order in which they lie.
-template <int32_t kRows, int32_t kKeys>
+template <class T, int32_t kRows, int32_t kKeys>
 void add_values(const AttentionBlockArgs& a, const float* scores, int32_t row, int32_t t) {
   V p[kRows * kKeys];
 #pragma GCC unroll 16
   for (int32_t i = 0; i < kRows * kKeys; i++)
     p[i] = Simd::set(scores[(row + i / kKeys) * kScoreStride + t + i % kKeys]);
-  const float* v = a.v + t * a.kv_stride;
+  const T* v = value_of<T>(a, t);
   float* o = a.o + row * a.o_stride;
   const auto columns = [&](int32_t i, auto load) {
     V sums[kRows];
@@ -342,7 +382,7 @@ void add_values(const AttentionBlockArgs& a, const float* scores, int32_t row, i
 #pragma GCC unroll 8
     for (int32_t j = 0; j < kKeys; j++) {
       const V x = load(v + j * a.kv_stride + i);
-      if (row == 0) fetch_ahead(v + j * a.kv_stride + i, a.kv_stride);
+      if (row == 0 && fetches_at<T>(i)) fetch_ahead(v + j * a.kv_stride + i, a.kv_stride);
 #pragma GCC unroll 2
       for (int32_t r = 0; r < kRows; r++) sums[r] = Simd::fma(p[r * kKeys + j], x, sums[r]);
     }
@@ -350,60 +390,52 @@ void add_values(const AttentionBlockArgs& a, const float* scores, int32_t row, i
     for (int32_t r = 0; r < kRows; r++) Simd::store(o + r * a.o_stride + i, sums[r]);
   };
   int32_t i = 0;
-  for (; i + kLanes <= a.d; i += kLanes) columns(i, [](const float* from) { return Simd::load(from); });
-  if (i < a.d) columns(i, [&](const float* from) { return Simd::load_some(from, a.d - i); });
+  for (; i + kLanes <= a.d; i += kLanes) columns(i, [](const T* from) { return Simd::load(from); });
+  if (i < a.d) columns(i, [&](const T* from) { return Simd::load_some(from, a.d - i); });
 }
 
-template <int32_t kRows>
+template <class T, int32_t kRows>
 void weigh(const AttentionBlockArgs& a, const float* scores, int32_t row, int32_t begin, int32_t end,
            const float* carry) {
   for (int32_t r = 0; r < kRows; r++) {
     float* o = a.o + (row + r) * a.o_stride;
     for (int32_t i = 0; i < a.d; i += kLanes) Simd::store(o + i, Simd::mul(Simd::set(carry[r]), Simd::load(o + i)));
   }
-  constexpr int32_t kKeys = 2;
+  // Narrow rows are loaded and converted in less time than o is; more of them at once halve its traffic (float16 at
+  // depth 1024: 163 to 139 us a layer). More float rows at once are more streams than memory likes.
+  constexpr int32_t kKeys = sizeof(T) == sizeof(float) ? 2 : 4;
   int32_t t = begin;
-  for (; t + kKeys <= end; t += kKeys) add_values<kRows, kKeys>(a, scores, row, t);
-  for (; t < end; t++) add_values<kRows, 1>(a, scores, row, t);
+  for (; t + kKeys <= end; t += kKeys) add_values<T, kRows, kKeys>(a, scores, row, t);
+  for (; t < end; t++) add_values<T, kRows, 1>(a, scores, row, t);
 }
 
+template <class T>
 void block_of_few_rows(const AttentionBlockArgs& a) {
   float* scores = a.scratch;
-  float carry[kFewRows];
+  float carry[kAttentionFewRows];
   const Seen all = seen_by(a, 0, a.rows);
   if (all.hi <= all.lo) return;
   for (int32_t t = all.lo; t < all.hi; t += Simd::kSums) {
     const int32_t end = least(all.hi, t + Simd::kSums);
     int32_t r = 0;
-    for (; a.rows - r >= 4; r += 4) dot_tiles<4>(a, r, t, end, scores);
-    for (; a.rows - r >= 2; r += 2) dot_tiles<2>(a, r, t, end, scores);
-    for (; r < a.rows; r++) dot_tiles<1>(a, r, t, end, scores);
+    for (; a.rows - r >= 4; r += 4) dot_tiles<T, 4>(a, r, t, end, scores);
+    for (; a.rows - r >= 2; r += 2) dot_tiles<T, 2>(a, r, t, end, scores);
+    for (; r < a.rows; r++) dot_tiles<T, 1>(a, r, t, end, scores);
   }
-  for (int32_t r = 0; r < a.rows; r++) {
-    carry[r] =
-        a.hi[r] > a.lo[r] ? update_row(scores + r * kScoreStride, a.lo[r], a.hi[r], a.softcap, a.m + r, a.l + r) : 1.0f;
-  }
+  for (int32_t r = 0; r < a.rows; r++) carry[r] = update_row<T>(a, r, scores + r * kScoreStride);
   int32_t r = 0;
   for (; a.rows - r >= 2; r += 2) {
     const Seen seen = seen_by(a, r, 2);
     if (seen.hi <= seen.lo) continue;
-    weigh<2>(a, scores, r, seen.shared_lo, seen.shared_hi, carry + r);
+    weigh<T, 2>(a, scores, r, seen.shared_lo, seen.shared_hi, carry + r);
     for (int32_t row = r; row < r + 2; row++) {
       for_rest(a, row, seen, [&](int32_t begin, int32_t end) {
         const float one = 1.0f;
-        weigh<1>(a, scores, row, begin, end, &one);
+        weigh<T, 1>(a, scores, row, begin, end, &one);
       });
     }
   }
-  if (r < a.rows) weigh<1>(a, scores, r, a.lo[r], most(a.lo[r], a.hi[r]), carry + r);
-}
-
-void attention_block(const AttentionBlockArgs& a) {
-  if (a.rows <= kFewRows) {
-    block_of_few_rows(a);
-  } else {
-    block_of_many_rows(a);
-  }
+  if (r < a.rows) weigh<T, 1>(a, scores, r, a.lo[r], most(a.lo[r], a.hi[r]), carry + r);
 }
 
 // ---- rotation ----

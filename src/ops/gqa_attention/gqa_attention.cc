@@ -17,41 +17,59 @@
 
 namespace quern::ops {
 
-#define QUERN_KIND_block AttentionBlockFunction
+#define QUERN_KIND_tile AttentionBlockFunction
+#define QUERN_KIND_rows AttentionBlockFunction
+#define QUERN_KIND_store AttentionStoreFunction
 #define QUERN_KIND_rotate AttentionRotateFunction
-#define QUERN_KERNEL(isa, symbol, kind) QUERN_ISA_LINE_##isa(QUERN_KIND_##kind symbol;)
+#define QUERN_KERNEL(isa, symbol, kind, type) QUERN_ISA_LINE_##isa(QUERN_KIND_##kind symbol;)
 #include "ops/gqa_attention/kernels.inc"
 #undef QUERN_KERNEL
-#undef QUERN_KIND_block
+#undef QUERN_KIND_tile
+#undef QUERN_KIND_rows
+#undef QUERN_KIND_store
 #undef QUERN_KIND_rotate
 
 namespace {
 
-// Lines of the other kind expand to nothing.
-#define QUERN_LIST(isa, symbol) QUERN_ISA_LINE_##isa({cpu::Isa::isa, &symbol, #symbol}, )
-#define QUERN_KERNEL(isa, symbol, kind) QUERN_LIST_##kind(isa, symbol)
-#define QUERN_LIST_rotate(isa, symbol)
-#define QUERN_LIST_block(isa, symbol) QUERN_LIST(isa, symbol)
-constexpr Variant<AttentionBlockFunction> kBlockVariants[] = {
-#include "ops/gqa_attention/kernels.inc"
-};
-#undef QUERN_LIST_rotate
-#undef QUERN_LIST_block
-#define QUERN_LIST_rotate(isa, symbol) QUERN_LIST(isa, symbol)
-#define QUERN_LIST_block(isa, symbol)
-constexpr Variant<AttentionRotateFunction> kRotateVariants[] = {
-#include "ops/gqa_attention/kernels.inc"
-};
-#undef QUERN_LIST_rotate
-#undef QUERN_LIST_block
-#undef QUERN_KERNEL
-#undef QUERN_LIST
+enum class Kind : uint8_t { tile, rows, store, rotate };
 
-#define QUERN_KERNEL(isa, symbol, kind) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol}, )
+// A line of kernels.inc; the pointer of its kind is set.
+struct Line {
+  constexpr Line(cpu::Isa i, Kind k, DType t, AttentionBlockFunction* f) : isa(i), kind(k), type(t), block(f) {}
+  constexpr Line(cpu::Isa i, Kind k, DType t, AttentionStoreFunction* f) : isa(i), kind(k), type(t), store(f) {}
+  constexpr Line(cpu::Isa i, Kind k, DType t, AttentionRotateFunction* f) : isa(i), kind(k), type(t), rotate(f) {}
+  cpu::Isa isa;
+  Kind kind;
+  DType type;
+  AttentionBlockFunction* block = nullptr;
+  AttentionStoreFunction* store = nullptr;
+  AttentionRotateFunction* rotate = nullptr;
+};
+
+#define QUERN_KERNEL(isa, symbol, kind, type) QUERN_ISA_LINE_##isa({cpu::Isa::isa, Kind::kind, DType::type, &symbol}, )
+constexpr Line kLines[] = {
+#include "ops/gqa_attention/kernels.inc"
+};
+#undef QUERN_KERNEL
+
+#define QUERN_KERNEL(isa, symbol, kind, type) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol}, )
 constexpr VariantInfo kVariants[] = {
 #include "ops/gqa_attention/kernels.inc"
 };
 #undef QUERN_KERNEL
+
+// The first line of a kind and type whose instruction set may be used; the last one of each is scalar.
+const Line& select_line(Kind kind, DType type, const cpu::Features& features) {
+  const auto* line = std::find_if(std::begin(kLines), std::end(kLines), [&](const Line& l) {
+    return l.kind == kind && l.type == type && features.has(l.isa);
+  });
+  QUERN_CHECK(line != std::end(kLines), "a scalar kernel of every kind and type");
+  return *line;
+}
+
+bool is_cache_type(DType type) {
+  return type == DType::f32 || type == DType::f16 || type == DType::bf16 || type == DType::i8;
+}
 
 // Rows of a query tile: 8 times the 12 rows of the widest register tile. The tile, its result, its scores and a block
 // of keys and values take 220 KiB at D = 128.
@@ -90,9 +108,17 @@ Result<void> check(const AttentionParams& p, const AttentionArgs& a, std::string
   if (p.tokens < 1) return refuse(fmt::format("{} new tokens are not allowed (at least 1)", p.tokens));
   if (p.window < 0) return refuse(fmt::format("a window of {} keys is not allowed (0 for none)", p.window));
   for (const AttentionSequence& s : a.sequences) {
-    if (s.cache.dtype != DType::f32) {
-      return unsupported(std::string(where), fmt::format("a cache of type {} is not supported (only {})",
-                                                         dtype_name(s.cache.dtype), dtype_name(DType::f32)));
+    if (!is_cache_type(s.cache.dtype)) {
+      return unsupported(std::string(where),
+                         fmt::format("a cache of type {} is not supported (float32, float16, bfloat16 or int8)",
+                                     dtype_name(s.cache.dtype)));
+    }
+    if (s.cache.dtype != a.sequences[0].cache.dtype) {
+      return refuse(fmt::format("caches of type {} and {} in one call are not allowed",
+                                dtype_name(a.sequences[0].cache.dtype), dtype_name(s.cache.dtype)));
+    }
+    if (s.cache.dtype == DType::i8 && (s.cache.key_scales == nullptr || s.cache.value_scales == nullptr)) {
+      return refuse("an int8 cache without scales is not allowed");
     }
     const auto end = checked_add(s.past, p.tokens);
     if (s.past < 0 || !end || *end > s.cache.capacity) {
@@ -105,6 +131,9 @@ Result<void> check(const AttentionParams& p, const AttentionArgs& a, std::string
     if (p.rotary > 0 && *end > a.table_rows) {
       return refuse(fmt::format("position {} is beyond the {} rows of the rotation tables", *end - 1, a.table_rows));
     }
+    if (a.bias.data != nullptr && s.valid > a.bias.keys) {
+      return refuse(fmt::format("a bias for {} keys is not allowed ({} rows are valid)", a.bias.keys, s.valid));
+    }
   }
   return {};
 }
@@ -112,6 +141,7 @@ Result<void> check(const AttentionParams& p, const AttentionArgs& a, std::string
 // State of a tile during the online softmax, and what else a worker needs.
 struct Workspace {
   float *q, *block;
+  const float** bias;
   int32_t *lo, *hi;
   float *m, *l, *o;
 };
@@ -122,8 +152,11 @@ class Attention {
       : ctx_(ctx),
         p_(params),
         a_(args),
-        block_(select<AttentionBlockFunction>(kBlockVariants, ctx.features).run),
-        rotate_(select<AttentionRotateFunction>(kRotateVariants, ctx.features).run),
+        type_(args.sequences[0].cache.dtype),
+        tile_(select_line(Kind::tile, type_, ctx.features).block),
+        few_rows_(select_line(Kind::rows, type_, ctx.features).block),
+        store_(type_ == DType::f32 ? nullptr : select_line(Kind::store, type_, ctx.features).store),
+        rotate_(select_line(Kind::rotate, DType::f32, ctx.features).rotate),
         group_(params.query_heads / params.kv_heads),
         tile_tokens_(std::clamp<int64_t>(kTileRows / group_, 1, params.tokens)),
         tiles_(ceil_div(params.tokens, tile_tokens_)),
@@ -163,10 +196,11 @@ class Attention {
   }
 
  private:
+  static_assert(sizeof(const float*) == 2 * sizeof(float));
   static int64_t lines(int64_t floats) { return round_up(floats, kFloatsPerLine); }
   int64_t worker_floats() const {
     return lines(attention_block_scratch_floats(rows_, p_.head_size)) + lines(rows_ * p_.head_size) +
-           lines(rows_ * o_stride_) + 4 * lines(rows_);
+           lines(rows_ * o_stride_) + 4 * lines(rows_) + lines(2 * rows_);
   }
   int64_t partial_floats() const { return lines(rows_ * o_stride_) + 2 * lines(rows_); }
 
@@ -180,6 +214,7 @@ class Attention {
     };
     w.block = take(attention_block_scratch_floats(rows_, p_.head_size));
     w.q = take(rows_ * p_.head_size);
+    w.bias = reinterpret_cast<const float**>(take(2 * rows_));
     w.lo = reinterpret_cast<int32_t*>(take(rows_));
     w.hi = reinterpret_cast<int32_t*>(take(rows_));
     set_state(w, at);
@@ -191,11 +226,12 @@ class Attention {
     w.o = at + 2 * lines(rows_);
   }
 
-  float* key_row(const AttentionSequence& s, int64_t head, int64_t row) const {
-    return static_cast<float*>(s.cache.keys) + head * s.cache.head_stride + row * s.cache.row_stride;
+  char* row_of(void* base, const AttentionSequence& s, int64_t head, int64_t row) const {
+    const int64_t element = head * s.cache.head_stride + row * s.cache.row_stride;
+    return static_cast<char*>(base) + element * (bits_of(type_) / 8);
   }
-  float* value_row(const AttentionSequence& s, int64_t head, int64_t row) const {
-    return static_cast<float*>(s.cache.values) + head * s.cache.head_stride + row * s.cache.row_stride;
+  static float* scale_of(float* base, const AttentionSequence& s, int64_t head, int64_t row) {
+    return base == nullptr ? nullptr : base + head * s.cache.scale_head_stride + row;
   }
 
   AttentionRotateArgs rotation(int64_t position) const {
@@ -212,8 +248,8 @@ class Attention {
 
   void append() {
     const int64_t count = static_cast<int64_t>(a_.sequences.size()) * p_.tokens;
-    const auto append_tokens = [&](int64_t begin, int64_t end, int) {
-      for (int64_t i = begin; i < end; i++) append_token(i / p_.tokens, i % p_.tokens);
+    const auto append_tokens = [&](int64_t begin, int64_t end, int worker) {
+      for (int64_t i = begin; i < end; i++) append_token(i / p_.tokens, i % p_.tokens, workspace(worker).q);
     };
     const int64_t elements = count * p_.kv_heads * p_.head_size;
     if (elements < kInlineElements) {
@@ -221,26 +257,53 @@ class Attention {
     } else {
       ctx_.pool->parallel_for(count, kTokensPerChunk, append_tokens);
     }
-    if (ctx_.counters != nullptr)
-      ctx_.counters->cache_bytes_appended += 2 * sizeof(float) * static_cast<uint64_t>(elements);
+    if (ctx_.counters == nullptr) return;
+    const int64_t scales = type_ == DType::i8 ? count * p_.kv_heads : 0;
+    ctx_.counters->cache_bytes_appended +=
+        2 * static_cast<uint64_t>(elements * (bits_of(type_) / 8) + scales * static_cast<int64_t>(sizeof(float)));
   }
 
-  void append_token(int64_t b, int64_t token) {
+  // `head_floats` has room for one head.
+  void append_token(int64_t b, int64_t token, float* head_floats) {
     const AttentionSequence& s = a_.sequences[static_cast<size_t>(b)];
     const int64_t row = s.past + token;
     AttentionRotateArgs r = rotation(row);
     r.x = float_at(a_.k, a_.k_rows.offset(b * p_.tokens + token));
     r.x_stride = p_.head_size;
-    r.y = key_row(s, 0, row);
-    r.y_stride = s.cache.head_stride;
-    r.heads = p_.kv_heads;
     r.scale = 1;
-    rotate_(r);
-    const int64_t v = a_.v_rows.offset(b * p_.tokens + token);
-    for (int64_t head = 0; head < p_.kv_heads; head++) {
-      std::memcpy(value_row(s, head, row), float_at(a_.v, v + head * p_.head_size),
-                  static_cast<size_t>(p_.head_size) * sizeof(float));
+    const float* v = float_at(a_.v, a_.v_rows.offset(b * p_.tokens + token));
+    if (store_ == nullptr) {
+      r.y = reinterpret_cast<float*>(row_of(s.cache.keys, s, 0, row));
+      r.y_stride = s.cache.head_stride;
+      r.heads = p_.kv_heads;
+      rotate_(r);
+      for (int64_t head = 0; head < p_.kv_heads; head++) {
+        std::memcpy(row_of(s.cache.values, s, head, row), float_at(v, head * p_.head_size),
+                    static_cast<size_t>(p_.head_size) * sizeof(float));
+      }
+      return;
     }
+    AttentionStoreArgs store{};
+    store.d = p_.head_size;
+    store.y_stride = s.cache.head_stride;
+    store.scale_stride = s.cache.scale_head_stride;
+    r.y = head_floats;
+    r.heads = 1;
+    store.x = head_floats;
+    store.heads = 1;
+    for (int64_t head = 0; head < p_.kv_heads; head++) {
+      rotate_(r);
+      r.x = float_at(r.x, p_.head_size);
+      store.y = row_of(s.cache.keys, s, head, row);
+      store.scale = scale_of(s.cache.key_scales, s, head, row);
+      store_(store);
+    }
+    store.x = v;
+    store.x_stride = p_.head_size;
+    store.heads = p_.kv_heads;
+    store.y = row_of(s.cache.values, s, 0, row);
+    store.scale = scale_of(s.cache.value_scales, s, 0, row);
+    store_(store);
   }
 
   // Keys that new token `token` sees: [first, end).
@@ -288,17 +351,32 @@ class Attention {
       if (keys.end <= keys.first) return;
     }
     load_queries(b, kv_head, first, end, w.q);
-    accumulate(s, kv_head, first, rows, keys, w);
+    accumulate(b, kv_head, first, rows, keys, w);
     if (splits_ > 1) return;
     for (int64_t r = 0; r < rows; r++) {
-      const float factor = 1.0f / w.l[r];
-      float* out = out_row(b, first + r / group_, kv_head * group_ + r % group_);
+      const int64_t query_head = kv_head * group_ + r % group_;
+      float* out = out_row(b, first + r / group_, query_head);
+      const float factor = finish_of(query_head, w.m[r], w.l[r]);
       for (int64_t i = 0; i < p_.head_size; i++) out[i] = w.o[r * o_stride_ + i] * factor;
     }
   }
 
-  void accumulate(const AttentionSequence& s, int64_t kv_head, int64_t first, int64_t rows, const Range& keys,
+  // What sums over all keys, with maximum m and denominator l, are multiplied with. A denominator of 0 means that no
+  // key counts; one that is NaN stays.
+  float finish_of(int64_t query_head, float m, float l) const {
+    if (a_.sink == nullptr) return l == 0 ? 0.0f : 1.0f / l;
+    // The sink is one more score, whose value is 0. It may be the largest.
+    const float sink = a_.sink[query_head];
+    const float top = std::max(m, sink);
+    if (std::isinf(top) && top < 0) return l == 0 ? 0.0f : 1.0f / l;
+    const float carry = std::exp(m - top);
+    return carry / (l * carry + std::exp(sink - top));
+  }
+
+  void accumulate(int64_t b, int64_t kv_head, int64_t first, int64_t rows, const Range& keys,
                   const Workspace& w) const {
+    const AttentionSequence& s = a_.sequences[static_cast<size_t>(b)];
+    AttentionBlockFunction* const run_block = rows <= kAttentionFewRows ? few_rows_ : tile_;
     const int64_t step = splits_ > 1 || rows <= kSplitRows ? kRowKeys : kTileKeys;
     AttentionBlockArgs block{};
     block.q = w.q;
@@ -308,6 +386,7 @@ class Attention {
     block.lo = w.lo;
     block.hi = w.hi;
     block.softcap = p_.softcap;
+    if (a_.bias.data != nullptr) block.bias = w.bias;
     block.m = w.m;
     block.l = w.l;
     block.o = w.o;
@@ -321,10 +400,16 @@ class Attention {
         w.lo[r] = static_cast<int32_t>(std::clamp<int64_t>(range.first - at, 0, count));
         w.hi[r] = static_cast<int32_t>(std::clamp<int64_t>(range.end - at, 0, count));
       }
-      block.k = key_row(s, kv_head, at);
-      block.v = value_row(s, kv_head, at);
+      for (int64_t r = 0; a_.bias.data != nullptr && r < rows; r++) {
+        w.bias[r] = a_.bias.data + b * a_.bias.batch_stride + (kv_head * group_ + r % group_) * a_.bias.head_stride +
+                    (first + r / group_) * a_.bias.token_stride + at;
+      }
+      block.k = row_of(s.cache.keys, s, kv_head, at);
+      block.v = row_of(s.cache.values, s, kv_head, at);
+      block.k_scale = scale_of(s.cache.key_scales, s, kv_head, at);
+      block.v_scale = scale_of(s.cache.value_scales, s, kv_head, at);
       block.keys = static_cast<int32_t>(count);
-      block_(block);
+      run_block(block);
     }
   }
 
@@ -339,17 +424,18 @@ class Attention {
       };
       float top = -std::numeric_limits<float>::infinity();
       for (int64_t i = 0; i < splits_; i++) top = std::max(top, state(i).m[r]);
-      if (std::isinf(top) && top < 0) top = 0;
+      const float base = std::isinf(top) && top < 0 ? 0 : top;
       float sum = 0;
-      float* out = out_row(b, r / group_, head % p_.kv_heads * group_ + r % group_);
+      const int64_t query_head = head % p_.kv_heads * group_ + r % group_;
+      float* out = out_row(b, r / group_, query_head);
       std::fill_n(out, p_.head_size, 0.0f);
       for (int64_t i = 0; i < splits_; i++) {
         const Workspace w = state(i);
-        const float weight = std::exp(w.m[r] - top);
+        const float weight = std::exp(w.m[r] - base);
         sum += weight * w.l[r];
         for (int64_t j = 0; j < p_.head_size; j++) out[j] += weight * w.o[r * o_stride_ + j];
       }
-      const float factor = 1.0f / sum;
+      const float factor = finish_of(query_head, top, sum);
       for (int64_t j = 0; j < p_.head_size; j++) out[j] *= factor;
     }
   }
@@ -361,7 +447,10 @@ class Attention {
   const Context& ctx_;
   const AttentionParams& p_;
   const AttentionArgs& a_;
-  AttentionBlockFunction* block_;
+  DType type_;  // of the cache
+  AttentionBlockFunction* tile_;
+  AttentionBlockFunction* few_rows_;
+  AttentionStoreFunction* store_;  // null where rows are kept as they are
   AttentionRotateFunction* rotate_;
   int32_t group_;        // query heads of a KV head
   int64_t tile_tokens_;  // tokens of a tile

@@ -18,16 +18,26 @@ namespace quern::ops {
 // For each sequence b and new token s < S, with position p = past + s, query head h and KV head g = h / (Nq / Nk):
 //   keys[g][p] = rotate(k[b,s,g], p);  values[g][p] = v[b,s,g]            (all S rows, padding too)
 //   n = min(p + 1, valid);  lo = window >= 1 ? max(0, n - window) : 0
-//   x[t] = scale * dot(rotate(q[b,s,h], p), keys[g][t]),  softcap > 0: x[t] = softcap * tanh(x[t] / softcap),  lo <= t
-//   < n out[b,s,h] = sum_t softmax(x)[t] * values[g][t]
-// rotate turns the first `rotary` elements of a head by the angles of cos[p], sin[p]: see AttentionRotateArgs.
+//   x[t] = scale * dot(rotate(q[b,s,h], p), keys[g][t]),  softcap > 0: x[t] = softcap * tanh(x[t] / softcap),
+//   x[t] += bias[b,h,s,t],  lo <= t < n
+//   out[b,s,h] = sum_t exp(x[t]) * values[g][t] / (sum_t exp(x[t]) + exp(sink[h]))
+// without the addends that are absent. rotate turns the first `rotary` elements of a head by the angles of cos[p],
+// sin[p]: see AttentionRotateArgs. A row whose x[t] are all -infinity gives 0.
+//
+// The cache keeps rows as one of the types of ops/kv_view.h; keys[g][t] and values[g][t] above are what is kept, those
+// of this call too. They are converted exactly, a tile at a time, and an i8 row's scale meets the score (keys) or the
+// weight (values): no element is ever scaled.
 //
 // The past rows [0, past) are read where they are; rows from `valid` on are never read as numbers and may hold
 // anything. Class close: variants differ by rounding; for one variant the bits depend neither on the thread count nor
-// on what else is in the batch. Keys are appended with the same bits by every variant, values bit for bit. Tolerance of
-// out for inputs of unit variance: 2e-5 absolute (float sums of D and of n terms, exponential within 1.5e-7 relative).
-// No score matrix exists beyond a tile a worker (96 rows by 64 keys, or the rows of few tokens by 128). A pass of S
-// tokens and S passes of one token agree within the same tolerance.
+// on what else is in the batch. Rows are appended with the same bits by every variant. Tolerance of out for inputs of
+// unit variance: 2e-5 absolute (float sums of D and of n terms, exponential within 1.5e-7 relative), for every type of
+// rows. No score matrix exists beyond a tile a worker (96 rows by 64 keys, or the rows of few tokens by 128). A pass of
+// S tokens and S passes of one token agree within the same tolerance.
+//
+// What keeping rows in a type costs: a value row is off by at most 2^-11 (f16), 2^-8 (bf16) of each element or half an
+// i8 step, amax / 254, of the row; out, a mean of rows, by no more, and by |x[t]'s error| * spread of the values from
+// the keys, where x[t] is off by at most scale * |q| * (the same bound on the key row as a vector).
 struct AttentionParams {
   int32_t query_heads = 0;  // Nq, a multiple of Nk
   int32_t kv_heads = 0;     // Nk
@@ -48,6 +58,13 @@ struct AttentionSequence {
   int64_t valid = 0;  // 1 .. past + S: keys from here on belong to padding tokens
 };
 
+// The addend of (b, h, s, t) is at b * batch_stride + h * head_stride + s * token_stride + t; a stride of 0 repeats.
+struct AttentionBias {
+  const float* data = nullptr;  // null for none
+  int64_t batch_stride = 0, head_stride = 0, token_stride = 0;
+  int64_t keys = 0;  // extent of t: at least every sequence's min(past + S, valid)
+};
+
 // Row b * S + s of q (Nq * D elements), k and v (Nk * D each) starts where its layout says. q, k, v and the tables may
 // be unaligned; out is [B * S][Nq * D] without gaps. out and the appended rows overlap nothing else.
 struct AttentionArgs {
@@ -59,11 +76,14 @@ struct AttentionArgs {
   const void* cos = nullptr;  // [table_rows][rotary / 2]
   const void* sin = nullptr;
   int64_t table_rows = 0;
+  const float* sink = nullptr;  // [Nq], null for none
+  AttentionBias bias;
   float* out = nullptr;
 };
 
-// Errors: bad_request for params or sequences outside of the above, unsupported for a cache of another type, no_memory
-// for scratch; in each case before anything is written. Counts cache_bytes_appended. `where` is the place for errors.
+// Errors: bad_request for params or sequences outside of the above (also for sequences whose caches differ in type),
+// unsupported for a cache of another type, no_memory for scratch; in each case before anything is written. Counts
+// cache_bytes_appended, scales included. `where` is the place for errors.
 Result<void> attention(const Context& ctx, const AttentionParams& params, const AttentionArgs& args,
                        std::string_view where);
 

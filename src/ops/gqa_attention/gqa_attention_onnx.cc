@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // com.microsoft GroupQueryAttention on the attention entry: attributes, shapes, lengths, and the past and present
-// tensors as a cache. Does not own any arithmetic.
+// tensors as a cache, or a cache object bound in their place. Does not own any arithmetic.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -16,7 +16,21 @@
 namespace quern::ops {
 namespace {
 
-enum Input { kQuery, kKey, kValue, kPastKey, kPastValue, kSeqlens, kTotal, kCos, kSin, kInputs };
+enum Input {
+  kQuery,
+  kKey,
+  kValue,
+  kPastKey,
+  kPastValue,
+  kSeqlens,
+  kTotal,
+  kCos,
+  kSin,
+  kPositions,  // not supported
+  kBias,
+  kSink,
+  kInputs
+};
 enum Output { kOut, kPresentKey, kPresentValue, kOutputs };
 
 constexpr std::array<std::string_view, 16> kInputNames = {"query",
@@ -51,6 +65,8 @@ struct Attributes {
 struct Wiring {
   bool packed = false;  // query, key and value in input 0
   bool past = false;
+  bool bias = false;
+  bool sink = false;
 };
 
 // Extents of one call.
@@ -90,22 +106,14 @@ class GroupQueryAttention final : public Operator {
     if (g.batch == 0) return {};
 
     cpu::Arena::Scope scope(*ctx.scratch);
-    QUERN_TRY(float* const keys, present_rows(ctx, g, out, kPresentKey));
-    QUERN_TRY(float* const values, present_rows(ctx, g, out, kPresentValue));
-    QUERN_TRY(const bool shared, shares_memory(g, in, keys, values));
     QUERN_TRY(auto* const sequences, ctx.scratch->take<AttentionSequence>(static_cast<size_t>(g.batch)));
+    QUERN_TRY(const bool in_place, bind_cache(ctx, g, in, out, sequences));
     for (int64_t b = 0; b < g.batch; b++) {
-      AttentionSequence s;
-      s.cache.head_stride = g.present_rows * g.head_size;
-      s.cache.row_stride = g.head_size;
-      s.cache.capacity = g.present_rows;
-      s.cache.keys = keys + b * attributes_.kv_heads * s.cache.head_stride;
-      s.cache.values = values + b * attributes_.kv_heads * s.cache.head_stride;
+      AttentionSequence& s = sequences[b];
       s.valid = int_at(in[kSeqlens], b) + int64_t{1};
       s.past = past_of(g, s.valid);
       // A prompt's rows end with the call; lengths beyond them name rows that nobody wrote.
       s.valid = std::min(s.valid, s.past + g.tokens);
-      sequences[b] = s;
     }
 
     AttentionParams params;
@@ -140,8 +148,10 @@ class GroupQueryAttention final : public Operator {
       args.sin = in[kSin].data;
       args.table_rows = g.table_rows;
     }
+    if (wiring_.sink) args.sink = in[kSink].as<const float>();
+    if (wiring_.bias) args.bias = bias_of(g, in[kBias]);
     args.out = out[kOut].as<float>();
-    if (!shared) move_past(ctx, g, in, args.sequences);
+    if (!in_place) move_past(ctx, g, in, args.sequences);
     return attention(ctx, params, args, where_);
   }
 
@@ -167,6 +177,7 @@ class GroupQueryAttention final : public Operator {
     QUERN_TRY_VOID(check_new_tokens(in, &g));
     QUERN_TRY_VOID(check_past(in, &g));
     if (attributes_.rotary) QUERN_TRY_VOID(check_tables(in, &g));
+    QUERN_TRY_VOID(check_addends(g, in));
     const auto lengths = in[kSeqlens].shape.checked_elements();
     if (lengths != g.batch) {
       return refuse(fmt::format("seqlens_k has shape {}, expected one element for each of {} sequences",
@@ -222,7 +233,45 @@ class GroupQueryAttention final : public Operator {
           fmt::format("past_value has shape {}, past_key has {}", in[kPastValue].shape.to_string(), keys.to_string()));
     }
     g->past_rows = keys[2];
+    return check_bound_cache(*g, in);
+  }
+
+  // A cache object in the place of the past tensors holds one sequence, and both halves of it.
+  Result<void> check_bound_cache(const Geometry& g, std::span<const Tensor> in) const {
+    const KvView* cache = in[kPastKey].cache;
+    if (cache != in[kPastValue].cache) return refuse("past_key and past_value are not bound to the same cache");
+    if (cache == nullptr) return {};
+    if (g.batch != 1) return refuse(fmt::format("{} sequences over one cache are not allowed (1)", g.batch));
+    if (cache->capacity != g.past_rows || g.total > cache->capacity) {
+      return refuse(fmt::format("a cache of {} rows is bound to past_key of {} rows, total_sequence_length is {}",
+                                cache->capacity, g.past_rows, g.total));
+    }
     return {};
+  }
+
+  Result<void> check_addends(const Geometry& g, std::span<const Tensor> in) const {
+    if (wiring_.sink && !(in[kSink].shape == Shape{attributes_.query_heads})) {
+      return refuse(
+          fmt::format("head_sink has shape {}, expected [{}]", in[kSink].shape.to_string(), attributes_.query_heads));
+    }
+    if (!wiring_.bias) return {};
+    const Shape& bias = in[kBias].shape;
+    if (bias.rank() == 4 && (bias[0] == 1 || bias[0] == g.batch) &&
+        (bias[1] == 1 || bias[1] == attributes_.query_heads) && bias[2] == g.tokens && bias[3] == g.total) {
+      return {};
+    }
+    return refuse(fmt::format("attention_bias has shape {}, expected [{} or 1, {} or 1, {}, {}]", bias.to_string(),
+                              g.batch, attributes_.query_heads, g.tokens, g.total));
+  }
+
+  static AttentionBias bias_of(const Geometry& g, const Tensor& t) {
+    AttentionBias bias;
+    bias.data = t.as<const float>();
+    bias.keys = g.total;
+    bias.token_stride = g.total;
+    bias.head_stride = t.shape[1] == 1 ? 0 : g.tokens * g.total;
+    bias.batch_stride = t.shape[0] == 1 ? 0 : t.shape[1] * g.tokens * g.total;
+    return bias;
   }
 
   Result<void> check_tables(std::span<const Tensor> in, Geometry* g) const {
@@ -247,7 +296,8 @@ class GroupQueryAttention final : public Operator {
   int64_t past_of(const Geometry& g, int64_t valid) const { return g.tokens == g.total ? 0 : valid - g.tokens; }
 
   Result<void> check_lengths(const Geometry& g, const Tensor& lengths) const {
-    const int64_t limit = attributes_.rotary ? std::min(g.present_rows, g.table_rows) : g.present_rows;
+    int64_t limit = attributes_.rotary ? std::min(g.present_rows, g.table_rows) : g.present_rows;
+    if (wiring_.bias) limit = std::min(limit, g.total);
     for (int64_t b = 0; b < g.batch; b++) {
       const int64_t length = int_at(lengths, b);
       if (length < 0 || length >= limit) {
@@ -262,6 +312,31 @@ class GroupQueryAttention final : public Operator {
       }
     }
     return {};
+  }
+
+  // Fills `cache` of every sequence. True when old rows are where they belong already.
+  Result<bool> bind_cache(const Context& ctx, const Geometry& g, std::span<const Tensor> in,
+                          std::span<const Tensor> out, AttentionSequence* sequences) const {
+    if (wiring_.past && in[kPastKey].cache != nullptr) {
+      for (size_t i = kPresentKey; i < out.size(); i++) {
+        if (out[i].present) return refuse(fmt::format("present output {} is wanted of a bound cache", i));
+      }
+      sequences[0] = AttentionSequence{.cache = *in[kPastKey].cache};
+      return true;
+    }
+    QUERN_TRY(float* const keys, present_rows(ctx, g, out, kPresentKey));
+    QUERN_TRY(float* const values, present_rows(ctx, g, out, kPresentValue));
+    QUERN_TRY(const bool shared, shares_memory(g, in, keys, values));
+    for (int64_t b = 0; b < g.batch; b++) {
+      AttentionSequence s;
+      s.cache.head_stride = g.present_rows * g.head_size;
+      s.cache.row_stride = g.head_size;
+      s.cache.capacity = g.present_rows;
+      s.cache.keys = keys + b * attributes_.kv_heads * s.cache.head_stride;
+      s.cache.values = values + b * attributes_.kv_heads * s.cache.head_stride;
+      sequences[b] = s;
+    }
+    return shared;
   }
 
   // Where the present rows are written: the output, or scratch when the node omits it.
@@ -390,8 +465,8 @@ Result<void> check_inputs(const NodeView& node, const Attributes& a) {
       return bad_model(node.where(), fmt::format("required input {} is missing", kInputNames[static_cast<size_t>(i)]));
     }
   }
-  for (int i = kInputs; i < static_cast<int>(node.inputs.size()); i++) {
-    if (!node.has_input(i)) continue;
+  for (int i = kPositions; i < static_cast<int>(node.inputs.size()); i++) {
+    if (!node.has_input(i) || i == kBias || i == kSink) continue;
     const auto index = static_cast<size_t>(i);
     return unsupported(node.where(), fmt::format("input {} ({}) is not supported", i,
                                                  index < kInputNames.size() ? kInputNames[index] : "unknown"));
@@ -422,6 +497,8 @@ Result<std::unique_ptr<Operator>> make_group_query_attention(const NodeView& nod
   Wiring wiring;
   wiring.packed = !node.has_input(kKey);
   wiring.past = node.has_input(kPastKey);
+  wiring.bias = node.has_input(kBias);
+  wiring.sink = node.has_input(kSink);
   std::string_view variant;
   for (const VariantInfo& v : gqa_attention_variants()) {
     if (!ctx.features.has(v.isa)) continue;

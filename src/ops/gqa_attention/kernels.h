@@ -10,25 +10,40 @@ namespace quern::ops {
 // The most keys of one block call, and the granularity to which the rows of `o` are padded.
 inline constexpr int32_t kAttentionMaxKeys = 128;
 inline constexpr int32_t kAttentionColumnPad = 32;
+// The most rows that kernels of the kind `rows` take.
+inline constexpr int32_t kAttentionFewRows = 8;
+
+// Element types of 16 bits, kept apart so that loads can be chosen by type.
+struct Half {
+  uint16_t bits;  // IEEE binary16
+};
+struct Brain {
+  uint16_t bits;  // bfloat16: the upper half of a float
+};
 
 // One step of the online softmax: a tile of query rows against a block of keys. For each row r, over the keys t that it
-// sees (lo[r] <= t < hi[r]), with x[t] = dot(q[r], k[t]), x[t] = softcap * tanh(x[t] / softcap) if softcap > 0:
+// sees (lo[r] <= t < hi[r]):
+//   x[t] = dot(q[r], k[t]) * k_scale[t];  x[t] = softcap * tanh(x[t] / softcap) if softcap > 0;  x[t] += bias[r][t]
 //   m'   = max(m[r], max x[t])             (taken as 0 in the exponents while it is -infinity)
 //   l[r] = l[r] * exp(m[r] - m') + sum exp(x[t] - m')
-//   o[r] = o[r] * exp(m[r] - m') + sum exp(x[t] - m') * v[t];  m[r] = m'
-// Rows with hi[r] <= lo[r] keep their state. Initial state: m = -infinity, l = 0, o = 0; the result is o / l.
-// Keys and values that a row does not see never reach that row, whatever they hold (NaN too).
+//   o[r] = o[r] * exp(m[r] - m') + sum (exp(x[t] - m') * v_scale[t]) * v[t];  m[r] = m'
+// without the factors where the element type has no scales. Rows with hi[r] <= lo[r] keep their state. Initial state:
+// m = -infinity, l = 0, o = 0; the result is o / l. Keys and values that a row does not see never reach that row,
+// whatever they hold (NaN too). Elements are converted exactly, a tile at a time; scales never meet single elements.
 struct AttentionBlockArgs {
-  const float* q;     // [rows][d], scaled (and rotated)
-  const float* k;     // key t at k + t * kv_stride
-  const float* v;     // value t at v + t * kv_stride
+  const float* q;  // [rows][d], scaled (and rotated)
+  const void* k;   // key t at element t * kv_stride; float, Half, Brain or int8_t, as the kernel's name says
+  const void* v;
+  const float* k_scale;  // [keys] for int8_t, unread otherwise
+  const float* v_scale;
   int64_t kv_stride;  // elements
   int32_t rows;
   int32_t d;     // a multiple of 8
   int32_t keys;  // at most kAttentionMaxKeys
   const int32_t* lo;
-  const int32_t* hi;  // at most `keys`
-  float softcap;      // 0 for none
+  const int32_t* hi;         // at most `keys`
+  float softcap;             // 0 for none
+  const float* const* bias;  // null for none; of row r, elements 0 to hi[r] - 1 are readable
   float* m;
   float* l;
   float* o;          // [rows][o_stride]; the columns from d on are padding without meaning
@@ -54,10 +69,26 @@ struct AttentionRotateArgs {
   float scale;
 };
 
+// Converts `heads` rows of d floats to rows of a cache, by the rules of ops/kv_view.h. Every variant gives the same
+// bits.
+struct AttentionStoreArgs {
+  const float* x;  // may be unaligned
+  void* y;
+  float* scale;  // of the first row; for int8_t only
+  int64_t x_stride;
+  int64_t y_stride;
+  int64_t scale_stride;
+  int32_t heads;
+  int32_t d;  // a multiple of 8
+};
+// The least amax of an int8_t row that is not taken as zero: below it 127 / amax comes near the end of float's range.
+inline constexpr float kAttentionLeastAmax = 0x1p-100f;
+
 // Scratch of a block call in floats: scores of all rows, both halves of a block rearranged, one factor a row.
 int64_t attention_block_scratch_floats(int64_t rows, int64_t d);
 
 using AttentionBlockFunction = void(const AttentionBlockArgs&) noexcept;
 using AttentionRotateFunction = void(const AttentionRotateArgs&) noexcept;
+using AttentionStoreFunction = void(const AttentionStoreArgs&) noexcept;
 
 }  // namespace quern::ops

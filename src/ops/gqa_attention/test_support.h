@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/half.h"
 #include "ops/gqa_attention/gqa_attention.h"
 #include "ops/gqa_attention/kernels.h"
 #include "ops/registry.h"
@@ -26,12 +28,76 @@ Result<std::unique_ptr<Operator>> make_group_query_attention(const NodeView& nod
 inline constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
+inline constexpr DType kCacheTypes[] = {DType::f32, DType::f16, DType::bf16, DType::i8};
+
+inline size_t size_of(DType type) { return static_cast<size_t>(bits_of(type)) / 8; }
+
+// The bfloat16 nearest to x by a comparison of its two neighbours; x is finite and far from the ends.
+inline uint16_t nearest_brain(float x) {
+  const uint32_t below = std::bit_cast<uint32_t>(x) & 0xffff0000u, above = below + 0x10000u;
+  const double down = std::abs(static_cast<double>(x) - std::bit_cast<float>(below));
+  const double up = std::abs(static_cast<double>(std::bit_cast<float>(above)) - x);
+  const bool even = (below >> 16 & 1u) == 0;
+  return static_cast<uint16_t>((down < up || (down == up && even) ? below : above) >> 16);
+}
+
+// Writes a row of d floats as elements of a cache, and its scale for i8.
+inline void encode_row(DType type, const float* x, int32_t d, char* to, float* scale) {
+  if (type == DType::i8) {
+    float amax = 0;
+    for (int32_t i = 0; i < d; i++) amax = std::max(amax, std::abs(x[i]));
+    *scale = amax / 127;
+    for (int32_t i = 0; i < d; i++) {
+      to[i] = static_cast<char>(amax == 0 ? 0 : static_cast<int>(std::nearbyint(x[i] * (127 / amax))));
+    }
+    return;
+  }
+  for (int32_t i = 0; i < d; i++) {
+    const uint16_t narrow = type == DType::f16 ? float_to_half(x[i]) : nearest_brain(x[i]);
+    if (type == DType::f32) {
+      std::memcpy(to + 4 * i, x + i, 4);
+    } else {
+      std::memcpy(to + 2 * i, &narrow, 2);
+    }
+  }
+}
+
+// Element i of a row.
+inline double decoded(DType type, const char* row, int64_t i, float scale) {
+  if (type == DType::i8) return static_cast<double>(static_cast<int8_t>(row[i])) * scale;
+  uint16_t narrow = 0;
+  float wide = 0;
+  if (type == DType::f32) {
+    std::memcpy(&wide, row + 4 * i, 4);
+    return wide;
+  }
+  std::memcpy(&narrow, row + 2 * i, 2);
+  return type == DType::f16 ? half_to_float(narrow) : std::bit_cast<float>(static_cast<uint32_t>(narrow) << 16);
+}
+
+// What turns element i of a row into NaN, or all of an i8 row.
+inline void poison_element(DType type, char* row, int64_t i, float* scale) {
+  const uint16_t narrow = type == DType::f16 ? 0x7e00 : 0x7fc0;
+  if (type == DType::i8) {
+    row[i] = 77;
+    *scale = kNaN;
+  } else if (type == DType::f32) {
+    std::memcpy(row + 4 * i, &kNaN, 4);
+  } else {
+    std::memcpy(row + 2 * i, &narrow, 2);
+  }
+}
+
 struct Block {
-  Block(int32_t rows, int32_t keys, int32_t d, int64_t stride, int misalign, uint64_t seed)
-      : rows_(static_cast<size_t>(rows)),
+  Block(int32_t rows, int32_t keys, int32_t d, int64_t stride, int misalign, uint64_t seed, DType element = DType::f32)
+      : type(element),
+        rows_(static_cast<size_t>(rows)),
         q(rows_ * static_cast<size_t>(d)),
         k(bytes_of(keys, d, stride, misalign)),
         v(bytes_of(keys, d, stride, misalign)),
+        k_scale(static_cast<size_t>(keys)),
+        v_scale(static_cast<size_t>(keys)),
+        bias(rows_),
         lo(rows_),
         hi(rows_),
         m(rows_),
@@ -41,8 +107,12 @@ struct Block {
     support::Random random(seed);
     random.fill_normal(q.span(), 1 / std::sqrt(static_cast<float>(d)));
     args.q = q.data();
-    args.k = fill(k, misalign, random);
-    args.v = fill(v, misalign, random);
+    args.k = fill(k, misalign, random, d);
+    args.v = fill(v, misalign, random, d);
+    for (float& x : k_scale) x = random.uniform(0.5f, 1.5f) / 64;
+    for (float& x : v_scale) x = random.uniform(0.5f, 1.5f) / 64;
+    args.k_scale = k_scale.data();
+    args.v_scale = v_scale.data();
     args.kv_stride = stride;
     args.rows = rows;
     args.d = d;
@@ -62,26 +132,45 @@ struct Block {
     std::fill(l.begin(), l.end(), 0.0f);
     std::fill(o.begin(), o.end(), 0.0f);
   }
-  static size_t bytes_of(int32_t keys, int32_t d, int64_t stride, int misalign) {
+  size_t bytes_of(int32_t keys, int32_t d, int64_t stride, int misalign) const {
     const auto at_least_zero = static_cast<size_t>(keys == 0 ? 0 : (keys - 1) * stride + d);
-    return at_least_zero * sizeof(float) + static_cast<size_t>(misalign);
+    return at_least_zero * size_of(type) + static_cast<size_t>(misalign);
   }
-  // The last float ends `misalign` bytes before the unreadable page, so that the first is misaligned by as much.
-  static const float* fill(const support::GuardedArray<char>& to, int misalign, support::Random& random) {
-    const size_t floats = (to.size() - static_cast<size_t>(misalign)) / sizeof(float);
-    for (size_t i = 0; i < floats; i++) {
+  // The last element ends `misalign` bytes before the unreadable page, so that the first is misaligned by as much.
+  const void* fill(const support::GuardedArray<char>& to, int misalign, support::Random& random, int32_t d) const {
+    const size_t elements = (to.size() - static_cast<size_t>(misalign)) / size_of(type);
+    for (size_t i = 0; i < elements; i++) {
       const float x = random.normal();
-      std::memcpy(to.data() + i * sizeof(float), &x, sizeof(x));
+      char* at = to.data() + i * size_of(type);
+      if (type == DType::i8) {
+        *at = static_cast<char>(random.below(255) - 127);
+      } else {
+        encode_row(type, &x, std::min(d, 1), at, nullptr);
+      }
     }
-    return reinterpret_cast<const float*>(to.data());
+    return to.data();
   }
-  void poison(const float* base, int32_t key, int32_t i) const {
-    std::memcpy(reinterpret_cast<char*>(const_cast<float*>(base)) + (key * args.kv_stride + i) * 4, &kNaN, 4);
+  // Gives row r a bias that ends at an unreadable page behind its last seen key.
+  void add_bias(support::Random& random) {
+    for (size_t r = 0; r < rows_; r++) {
+      bias_rows.push_back(std::make_unique<support::GuardedArray<float>>(static_cast<size_t>(std::max(0, hi[r]))));
+      random.fill_normal(bias_rows.back()->span());
+      bias[r] = bias_rows.back()->data();
+    }
+    args.bias = bias.data();
+  }
+  void poison(const void* base, int32_t key, int32_t i) const {
+    char* row = static_cast<char*>(const_cast<void*>(base)) + static_cast<size_t>(key * args.kv_stride) * size_of(type);
+    poison_element(type, row, i, (base == args.k ? k_scale : v_scale).data() + key);
   }
 
+  DType type;
   size_t rows_;
   support::GuardedArray<float> q;
   support::GuardedArray<char> k, v;
+  support::GuardedArray<float> k_scale, v_scale;
+  std::vector<const float*> bias;
+  std::vector<std::unique_ptr<support::GuardedArray<float>>> bias_rows;
   support::GuardedArray<int32_t> lo, hi;
   support::GuardedArray<float> m, l, o;
   std::vector<float> scratch;
@@ -92,7 +181,11 @@ struct Problem {
   AttentionParams p;
   std::vector<int64_t> past, valid;
   int64_t capacity = 0;
-  std::vector<float> q, k, v, cos, sin, keys, values, out;
+  std::vector<float> q, k, v, cos, sin, keys, values, out, sink, bias;
+  // Of a cache that does not keep floats; `keys` and `values` then are what its past rows mean.
+  DType type = DType::f32;
+  std::vector<char> kept_keys, kept_values;
+  std::vector<float> key_scales, value_scales;
 
   int64_t width() const { return int64_t{p.kv_heads} * p.head_size; }
   Problem(const AttentionParams& params, std::vector<int64_t> past_rows, std::vector<int64_t> valid_rows, uint64_t seed)
@@ -128,8 +221,62 @@ struct Problem {
     out.assign(q.size(), kNaN);
   }
 
+  // Rows of the past become rows of this type, those behind them NaN.
+  void keep_as(DType kept) {
+    type = kept;
+    const size_t rows = keys.size() / static_cast<size_t>(p.head_size);
+    const auto convert = [&](std::vector<float>& from, std::vector<char>& to, std::vector<float>& scales) {
+      to.assign(from.size() * size_of(type), 0);
+      scales.assign(rows, 0);
+      for (size_t row = 0; row < rows; row++) {
+        float* x = from.data() + row * static_cast<size_t>(p.head_size);
+        char* y = to.data() + row * static_cast<size_t>(p.head_size) * size_of(type);
+        if (std::isnan(x[0])) {
+          for (int32_t i = 0; i < p.head_size; i++) poison_element(type, y, i, &scales[row]);
+        } else {
+          encode_row(type, x, p.head_size, y, &scales[row]);
+          for (int32_t i = 0; i < p.head_size; i++) x[i] = static_cast<float>(decoded(type, y, i, scales[row]));
+        }
+      }
+    };
+    convert(keys, kept_keys, key_scales);
+    convert(values, kept_values, value_scales);
+  }
+
+  // Row t of a sequence and KV head in the cache, as the numbers that it means.
+  std::vector<double> row_of(bool key, size_t b, int64_t g, int64_t t) const {
+    const auto row = static_cast<size_t>((static_cast<int64_t>(b) * p.kv_heads + g) * capacity + t);
+    const size_t at = row * static_cast<size_t>(p.head_size);
+    std::vector<double> x;
+    for (int32_t i = 0; i < p.head_size; i++) {
+      if (type == DType::f32) {
+        x.push_back((key ? keys : values)[at + static_cast<size_t>(i)]);
+      } else {
+        x.push_back(decoded(type, (key ? kept_keys : kept_values).data() + at * size_of(type), i,
+                            (key ? key_scales : value_scales)[row]));
+      }
+    }
+    return x;
+  }
+
   AttentionSequence sequence(size_t b) {
     AttentionSequence s;
+    if (type != DType::f32) {
+      const size_t first = b * static_cast<size_t>(capacity * width());
+      const size_t row = b * static_cast<size_t>(capacity * p.kv_heads);
+      s.cache = {kept_keys.data() + first * size_of(type),
+                 kept_values.data() + first * size_of(type),
+                 type,
+                 capacity * p.head_size,
+                 p.head_size,
+                 capacity,
+                 type == DType::i8 ? key_scales.data() + row : nullptr,
+                 type == DType::i8 ? value_scales.data() + row : nullptr,
+                 capacity};
+      s.past = past[b];
+      s.valid = valid[b];
+      return s;
+    }
     s.cache.head_stride = capacity * p.head_size;
     s.cache.row_stride = p.head_size;
     s.cache.capacity = capacity;
@@ -156,6 +303,10 @@ struct Problem {
     a.cos = cos.data();
     a.sin = sin.data();
     a.table_rows = capacity;
+    if (!sink.empty()) a.sink = sink.data();
+    if (!bias.empty()) {
+      a.bias = {bias.data(), p.query_heads * p.tokens * capacity, p.tokens * capacity, capacity, capacity};
+    }
     a.out = out.data();
     return attention(ctx, p, a, "test");
   }
@@ -172,7 +323,16 @@ struct Problem {
     return y;
   }
 
-  // The contract, written out; to be called before run().
+  void add_sink_and_bias(uint64_t seed) {
+    support::Random random(seed);
+    sink.resize(static_cast<size_t>(p.query_heads));
+    random.fill_normal(sink, 3);
+    bias.resize(past.size() * static_cast<size_t>(p.query_heads * p.tokens * capacity));
+    random.fill_normal(bias);
+  }
+
+  // The contract, written out; to be called before run(), for a cache that does not keep floats after it: the rows of
+  // this call then are what the cache keeps of them.
   std::vector<double> truth() const {
     std::vector<double> result;
     const auto d = static_cast<size_t>(p.head_size);
@@ -187,25 +347,32 @@ struct Problem {
           std::vector<double> sum(d, 0);
           double total = 0;
           for (int64_t t = lo; t < n; t++) {
-            std::vector<double> key;
-            const float* value;
-            if (t < past[b]) {
+            std::vector<double> key, value;
+            if (type != DType::f32) {
+              key = row_of(true, b, g, t);
+              value = row_of(false, b, g, t);
+            } else if (t < past[b]) {
               const int64_t at = ((static_cast<int64_t>(b) * p.kv_heads + g) * capacity + t) * p.head_size;
               key.assign(keys.data() + at, keys.data() + at + p.head_size);
-              value = values.data() + at;
+              value.assign(values.data() + at, values.data() + at + p.head_size);
             } else {
               const int64_t at = (static_cast<int64_t>(b) * p.tokens + t - past[b]) * width() + g * p.head_size;
               key = rotated(k.data() + at, t);
-              value = v.data() + at;
+              value.assign(v.data() + at, v.data() + at + p.head_size);
             }
             double x = 0;
             for (size_t i = 0; i < d; i++) x += query[i] * key[i];
             x *= p.scale;
             if (p.softcap > 0) x = p.softcap * std::tanh(x / p.softcap);
+            if (!bias.empty()) {
+              const int64_t line = (static_cast<int64_t>(b) * p.query_heads + h) * p.tokens + s;
+              x += bias[static_cast<size_t>(line * capacity + t)];
+            }
             const double weight = std::exp(x);  // scores of these inputs stay far below 700
             total += weight;
             for (size_t i = 0; i < d; i++) sum[i] += weight * value[i];
           }
+          if (!sink.empty()) total += std::exp(static_cast<double>(sink[static_cast<size_t>(h)]));
           for (size_t i = 0; i < d; i++) result.push_back(sum[i] / total);
         }
       }
@@ -340,7 +507,7 @@ struct Call {
   std::vector<float> q, k, v, past_key, past_value, cos, sin, y, present_key, present_value;
   std::vector<int32_t> lengths;
   std::vector<Tensor> in, out;
-  std::array<IntValues, 9> in_values{};
+  std::array<IntValues, 12> in_values{};
   std::array<Shape, 3> shapes{};
   std::array<IntValues, 3> out_values{};
   std::array<View, 3> views{};

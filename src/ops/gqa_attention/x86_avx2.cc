@@ -9,6 +9,8 @@
 namespace quern::ops {
 namespace {
 
+#include "ops/gqa_attention/generic_load.h"
+
 struct Simd {
   using V = __m256;
   using Mask = __m256;  // all bits of a lane
@@ -20,6 +22,15 @@ struct Simd {
   static V set(float x) { return _mm256_set1_ps(x); }
   static V load(const float* p) { return _mm256_loadu_ps(p); }
   static V load_some(const float* p, int32_t n) { return _mm256_maskload_ps(p, _mm256_castps_si256(between(0, n))); }
+  // Keys and values. Rows end at a multiple of 8 elements, so that there is no part of a vector.
+  template <class T>
+  static V load(const T* p) {
+    return load_8(p);
+  }
+  template <class T>
+  static V load_some(const T* p, int32_t) {
+    return load_8(p);
+  }
   static void store(float* p, V x) { _mm256_storeu_ps(p, x); }
   static void store_some(float* p, int32_t n, V x) { _mm256_maskstore_ps(p, _mm256_castps_si256(between(0, n)), x); }
   static V add(V a, V b) { return _mm256_add_ps(a, b); }
@@ -86,7 +97,14 @@ struct Simd {
 
 }  // namespace
 
-void gqa_attention_block_f32_avx2(const AttentionBlockArgs& a) noexcept { attention_block(a); }
+void gqa_attention_tile_f32_avx2(const AttentionBlockArgs& a) noexcept { block_of_many_rows<float>(a); }
+void gqa_attention_tile_f16_avx2(const AttentionBlockArgs& a) noexcept { block_of_many_rows<Half>(a); }
+void gqa_attention_tile_bf16_avx2(const AttentionBlockArgs& a) noexcept { block_of_many_rows<Brain>(a); }
+void gqa_attention_tile_i8_avx2(const AttentionBlockArgs& a) noexcept { block_of_many_rows<int8_t>(a); }
+void gqa_attention_rows_f32_avx2(const AttentionBlockArgs& a) noexcept { block_of_few_rows<float>(a); }
+void gqa_attention_rows_f16_avx2(const AttentionBlockArgs& a) noexcept { block_of_few_rows<Half>(a); }
+void gqa_attention_rows_bf16_avx2(const AttentionBlockArgs& a) noexcept { block_of_few_rows<Brain>(a); }
+void gqa_attention_rows_i8_avx2(const AttentionBlockArgs& a) noexcept { block_of_few_rows<int8_t>(a); }
 void gqa_attention_rotate_f32_avx2(const AttentionRotateArgs& a) noexcept { rotate_heads(a); }
 
 }  // namespace quern::ops

@@ -9,6 +9,8 @@
 namespace quern::ops {
 namespace {
 
+#include "ops/gqa_attention/generic_load.h"
+
 struct Simd {
   using V = __m512;
   using Mask = __mmask16;
@@ -20,6 +22,19 @@ struct Simd {
   static V set(float x) { return _mm512_set1_ps(x); }
   static V load(const float* p) { return _mm512_loadu_ps(p); }
   static V load_some(const float* p, int32_t n) { return _mm512_maskz_loadu_ps(between(0, n), p); }
+  static V load(const Half* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static V load(const Brain* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
+  static V load(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  // Rows end at a multiple of 8 elements: half a vector is the only part there is.
+  template <class T>
+  static V load_some(const T* p, int32_t) {
+    return _mm512_zextps256_ps512(load_8(p));
+  }
   static void store(float* p, V x) { _mm512_storeu_ps(p, x); }
   static void store_some(float* p, int32_t n, V x) { _mm512_mask_storeu_ps(p, between(0, n), x); }
   static V add(V a, V b) { return _mm512_add_ps(a, b); }
@@ -77,7 +92,14 @@ struct Simd {
 
 }  // namespace
 
-void gqa_attention_block_f32_avx512vnni(const AttentionBlockArgs& a) noexcept { attention_block(a); }
+void gqa_attention_tile_f32_avx512vnni(const AttentionBlockArgs& a) noexcept { block_of_many_rows<float>(a); }
+void gqa_attention_tile_f16_avx512vnni(const AttentionBlockArgs& a) noexcept { block_of_many_rows<Half>(a); }
+void gqa_attention_tile_bf16_avx512vnni(const AttentionBlockArgs& a) noexcept { block_of_many_rows<Brain>(a); }
+void gqa_attention_tile_i8_avx512vnni(const AttentionBlockArgs& a) noexcept { block_of_many_rows<int8_t>(a); }
+void gqa_attention_rows_f32_avx512vnni(const AttentionBlockArgs& a) noexcept { block_of_few_rows<float>(a); }
+void gqa_attention_rows_f16_avx512vnni(const AttentionBlockArgs& a) noexcept { block_of_few_rows<Half>(a); }
+void gqa_attention_rows_bf16_avx512vnni(const AttentionBlockArgs& a) noexcept { block_of_few_rows<Brain>(a); }
+void gqa_attention_rows_i8_avx512vnni(const AttentionBlockArgs& a) noexcept { block_of_few_rows<int8_t>(a); }
 void gqa_attention_rotate_f32_avx512vnni(const AttentionRotateArgs& a) noexcept { rotate_heads(a); }
 
 }  // namespace quern::ops
