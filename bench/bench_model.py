@@ -40,6 +40,7 @@ def run_pairs(arguments, folder, threads, cases):
                 results[case, depth]["probe"].append(probe.ask("go\n")["read_gbps"])
                 for engine in order:
                     answer = workers[engine].ask({"case": case, "depth": depth, "reps": reps_of(case, depth), "prepare": block == 0})
+                    workers[engine].settle()
                     results[case, depth][engine].append(answer["samples"])
                     facts[engine]["rss_mb"] = max(facts[engine]["rss_mb"], answer["rss_mb"])
         for worker in [*workers.values(), probe]:

@@ -307,7 +307,10 @@ std::vector<ReportRow> Model::report() const {
     row.domain = node.proto->domain;
     row.owner = steps_[n].owner;
     row.reason = steps_[n].reason;
-    if (steps_[n].op != nullptr && row.owner == Owner::kernel) row.variant = steps_[n].op->variant();
+    if (steps_[n].op != nullptr && row.owner == Owner::kernel) {
+      row.variant = steps_[n].op->variant();
+      if (const std::string detail = steps_[n].op->detail(); !detail.empty()) row.reason += "; " + detail;
+    }
     rows.push_back(std::move(row));
   }
   return rows;

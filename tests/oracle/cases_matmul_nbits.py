@@ -238,8 +238,10 @@ def value_cases(rng):
                 a = np.repeat(np.float32([[1.0], [-1.0]]), 512, axis=1)
                 yield compared(f"extreme_codes_{q}_{bits}bit_level{level}", w, a, level)
 
-            w = Weights(rng, 512, 18, None, bits, 128)
-            yield compared(f"activations_of_one_sign_{bits}bit_level{level}", w, 1 + np.abs(normal(rng, 3, 512)), level)
+            # Codes that are centred too late would cancel here, worst in long blocks.
+            for block, k in ((128, 512), (256, 4096)):
+                w = Weights(rng, k, 18, None, bits, block)
+                yield compared(f"activations_of_one_sign_{bits}bit_{block}_level{level}", w, 3 + normal(rng, 3, k), level)
 
             w = Weights(rng, 160, 20, None, bits)
             a = normal(rng, 5, 160)
@@ -291,8 +293,8 @@ def value_cases(rng):
 
 
 def not_finite_cases(rng):
-    # The contract is a row of NaN, beside which rows of zeros stay zero. At level 4 the oracle drops a NaN, which must not be
-    # imitated; at level 0 it leaves infinities infinite, where this engine has the difference of two.
+    # At level 4 the contract is a row of NaN, beside which rows of zeros stay zero; the oracle drops a NaN there, which must not
+    # be imitated. At level 0 both multiply: NaN stays, an infinity gives infinities, or NaN where the weight is zero.
     w = Weights(rng, 96, 20)
     for level in (0, 4):
         for name, bad in (("nan", np.nan), ("positive_infinity", np.inf), ("negative_infinity", -np.inf)):
@@ -302,7 +304,7 @@ def not_finite_cases(rng):
             expected = np.zeros((3, 20), np.float32)
             expected[1] = np.nan
             t = {"atol": 0.0, "rtol": 0.0}
-            if level == 4 or not np.isnan(bad):
+            if level == 4:
                 t |= {"ort": "skip", "expected": {"Y": expected}}
             yield f"{name}_spoils_its_row_level{level}", made, feeds, t, "ok"
 

@@ -36,7 +36,7 @@ template <int N, class F>
 
 // A tile of rows times panels that lie panel_stride apart.
 struct NBitsTile {
-  const NBitsPanels* form;  // blocks, block, bits, zeros, zeros_offset, bf16_scales
+  const NBitsPanels* form;  // blocks, block, bits, zeros, bf16_scales
   const uint8_t* weights;   // panel 0
   int64_t panel_stride;
   const uint8_t* rows;

@@ -38,31 +38,30 @@ struct Product256 {
 
   template <int Rows, int Panels>
   static void tile(const NBitsTile& t) {
-    if constexpr (Rows == 1 && Panels == kOneRowPanels) {
-      one_row<Panels>(t);
-      return;
-    }
     const NBitsPanels& form = *t.form;
-    const int64_t chunks = block_of(form) / (4 * kSteps);
-    const int64_t code_bytes = chunks * kChunkLines * kNBitsLineBytes;
+    const int64_t code_bytes = block_of(form) / (4 * kSteps) * kChunkLines * kNBitsLineBytes;
     const int64_t row_bytes = Rows * row_block_bytes(block_of(form));
     __m256 acc[Panels * Rows * 2];
     unrolled<Panels * Rows * 2>([&](auto i) __attribute__((always_inline)) { acc[i] = _mm256_setzero_ps(); });
-    const uint8_t* const end = t.weights + form.zeros_offset;
-    Place at{t.weights, nullptr, end, t.rows, kSelect.bytes[form.bf16_scales ? kLow : kWhole]};
+    Place at{t.weights, t.weights, t.weights, t.rows, kSelect.bytes[kWhole]};
     const uint8_t* prefetch = t.prefetch;
-    const auto lines = static_cast<int>((t.prefetch_lines + chunks - 1) / chunks);
+    // The processor's own prefetching reads several streams best without requests from here (see x86_avx512vnni.cc).
+    const int lines = Panels > 1 ? 0 : t.prefetch_lines;
     for (int64_t b = 0; b < form.blocks; b++) {
-      const uint8_t* after = at.codes + code_bytes;  // the scales, or the codes of a partner
-      const bool partner_follows = form.bf16_scales && b % 2 == 0 && b + 1 < form.blocks;
-      at.scales = partner_follows ? after + code_bytes : after;
-      if (form.bf16_scales) at.select = kSelect.bytes[b % 2 == 0 ? kLow : kHigh];
+      if constexpr (HasZeros) {
+        const bool next_line = b % kZerosOfLine == 0;
+        at.zeros = next_line ? at.codes : at.zeros + kNBitsPanel;
+        if (next_line) at.codes += kNBitsLineBytes;
+      }
+      const bool second = form.bf16_scales && b % 2 == 1;
+      if (form.bf16_scales) at.select = kSelect.bytes[second ? kHigh : kLow];
+      if (!second) at.scales = at.codes + code_bytes;
+      prefetch_panels<1>(prefetch, 0, lines);
+      prefetch += lines * kNBitsLineBytes;
       unrolled<Panels>([&](auto j) __attribute__((always_inline)) {
-        block<Rows>(form, at.panel(j * t.panel_stride), prefetch + j * t.panel_stride, lines, acc + j * Rows * 2);
+        block<Rows>(form, at.panel(j * t.panel_stride), acc + j * Rows * 2);
       });
-      prefetch += chunks * lines * kNBitsLineBytes;
-      at.codes = partner_follows ? after : after + kNBitsLineBytes;
-      at.zeros += kNBitsPanel;
+      at.codes += second ? code_bytes : code_bytes + kNBitsLineBytes;
       at.rows += row_bytes;
     }
     unrolled<Panels>([&](auto j) __attribute__((always_inline)) {
@@ -77,6 +76,7 @@ struct Product256 {
  private:
   static constexpr int kSteps = Block == 16 ? 4 : 8;  // of 4 k, to a chunk
   static constexpr int kChunkLines = Bits == 4 ? kSteps / 2 : kSteps;
+  static constexpr int kZerosOfLine = kNBitsLineBytes / kNBitsPanel;  // blocks
   static int64_t block_of(const NBitsPanels& form) { return Block == 0 ? form.block : Block; }
 
   // A block of a panel and of the rows.
@@ -93,17 +93,18 @@ struct Product256 {
   };
 
   template <int Rows>
-  [[gnu::always_inline]] static inline void block(const NBitsPanels& form, const Place& at, const uint8_t* prefetch,
-                                                  int lines, __m256* acc) {
+  [[gnu::always_inline]] static inline void block(const NBitsPanels& form, const Place& at, __m256* acc) {
     constexpr int kHalves = Dot::kHalvesAtOnce;
     const auto* row_scales = reinterpret_cast<const float*>(at.rows + Rows * (block_of(form) + 4));
     unrolled<2 / kHalves>([&](auto pass) __attribute__((always_inline)) {
       __m256i total[Rows * kHalves];
-      sums<Rows, kHalves, decltype(pass)::value>(form, at, prefetch, pass == 0 ? lines : 0, total);
+      sums<Rows, kHalves, decltype(pass)::value>(form, at, total);
+      // Half by half, so that only one vector of scales takes a register.
       unrolled<Rows * kHalves>([&](auto i) __attribute__((always_inline)) {
-        constexpr int kRow = i / kHalves;
-        constexpr int kHalf = pass * kHalves + i % kHalves;
-        add_scaled(total[i], at.scales + kHalf * 32, at.select, row_scales[kRow], acc + kRow * 2 + kHalf);
+        constexpr int kRow = i % Rows;
+        constexpr int kHalf = pass * kHalves + i / Rows;
+        add_scaled(total[kRow * kHalves + i / Rows], at.scales + kHalf * 32, at.select, row_scales[kRow],
+                   acc + kRow * 2 + kHalf);
       });
     });
   }
@@ -118,8 +119,7 @@ struct Product256 {
 
   // The sums of `Halves` halves of a block, the first being half Pass * Halves.
   template <int Rows, int Halves, int Pass>
-  [[gnu::always_inline]] static inline void sums(const NBitsPanels& form, const Place& at, const uint8_t* prefetch,
-                                                 int lines, __m256i* total) {
+  [[gnu::always_inline]] static inline void sums(const NBitsPanels& form, const Place& at, __m256i* total) {
     // One chunk adds the zero terms last: held meanwhile, they would cost registers that 4 rows do not leave.
     constexpr bool kZerosFirst = Block == 0 || Dot::kFromTotal;
     const auto zero_of = [&](auto i) __attribute__((always_inline)) {
@@ -131,8 +131,6 @@ struct Product256 {
     const uint8_t* codes = at.codes + Pass * 32;
     const uint8_t* rows = at.rows;
     for (int64_t c = 0; c < block_of(form) / (4 * kSteps); c++) {
-      prefetch_panels<1>(prefetch, 0, lines);
-      prefetch += lines * kNBitsLineBytes;
       chunk<Rows, Halves>(codes, rows, block_of(form), total);
       codes += kChunkLines * kNBitsLineBytes;
       rows += 4 * kSteps;
@@ -142,51 +140,6 @@ struct Product256 {
         total[i] = _mm256_add_epi32(total[i], zero_of(i));
       });
     }
-  }
-
-  // Memory bounds one row, and the processor's own prefetching reads streams best in order and without requests from
-  // here (see x86_avx512vnni.cc): sums wait for the line of scales that follows a pair of blocks.
-  template <int Panels>
-  static void one_row(const NBitsTile& t) {
-    constexpr int kHalves = Dot::kHalvesAtOnce;
-    const NBitsPanels& form = *t.form;
-    const int64_t code_bytes = block_of(form) / (4 * kSteps) * kChunkLines * kNBitsLineBytes;
-    const int64_t row_bytes = row_block_bytes(block_of(form));
-    __m256 acc[Panels * 2];
-    __m256i waiting[2][Panels * 2];
-    unrolled<Panels * 2>([&](auto i) __attribute__((always_inline)) { acc[i] = _mm256_setzero_ps(); });
-    Place at{t.weights, nullptr, t.weights + form.zeros_offset, t.rows, nullptr};
-    const auto scale = [&](const __m256i* total, int select, const uint8_t* rows) __attribute__((always_inline)) {
-      const float row_scale = *reinterpret_cast<const float*>(rows + block_of(form) + 4);
-      unrolled<Panels * 2>([&](auto i) __attribute__((always_inline)) {
-        add_scaled(total[i], at.codes + (i / 2) * t.panel_stride + (i % 2) * 32, kSelect.bytes[select], row_scale,
-                   acc + i);
-      });
-    };
-    for (int64_t b = 0; b < form.blocks; b++) {
-      const bool second = form.bf16_scales && b % 2 == 1;
-      __m256i* const totals = waiting[second ? 1 : 0];
-      unrolled<Panels>([&](auto j) __attribute__((always_inline)) {
-        unrolled<2 / kHalves>([&](auto pass) __attribute__((always_inline)) {
-          __m256i total[kHalves];
-          sums<1, kHalves, decltype(pass)::value>(form, at.panel(j * t.panel_stride), nullptr, 0, total);
-          unrolled<kHalves>([&](auto h)
-                                __attribute__((always_inline)) { totals[j * 2 + pass * kHalves + h] = total[h]; });
-        });
-      });
-      at.codes += code_bytes;
-      if (!form.bf16_scales || second || b + 1 == form.blocks) {
-        if (second) scale(waiting[0], kLow, at.rows - row_bytes);
-        scale(totals, !form.bf16_scales ? kWhole : second ? kHigh : kLow, at.rows);
-        at.codes += kNBitsLineBytes;
-      }
-      at.zeros += kNBitsPanel;
-      at.rows += row_bytes;
-    }
-    unrolled<Panels * 2>([&](auto i) __attribute__((always_inline)) {
-      const int64_t columns = t.columns - (i / 2) * t.y_panel_stride;
-      store(t.y + (i / 2) * t.y_panel_stride + (i % 2) * 8, acc[i], columns - (i % 2) * 8);
-    });
   }
 
   // Adds the products of a chunk's 16 or 32 k.

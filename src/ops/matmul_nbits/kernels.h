@@ -7,17 +7,19 @@
 
 namespace quern::ops {
 
-// Packed weights. Columns lie in panels of 16, the last one padded with zero codes and zero scales. A panel has its
-// k-blocks of 16, 32, 64, 128 or 256 one after the other. The codes of a block are 64-byte lines, 4 bytes a column:
-//   4 bits: line j has, for each column, bytes whose low nibbles are the codes of k = 8j..8j+3 and whose high nibbles
-//           are those of k = 8j+4..8j+7
-//   8 bits: line j has the codes of k = 4j..4j+3
-// Codes past the end of K may be anything: they meet zeros. Scales lie between the codes:
-//   float32:  one line of 16 after the codes of each block
-//   bfloat16: one line after the codes of each pair of blocks 2i and 2i+1, or of a last block without a partner; the
-//             32-bit lane of a column has the scale of block 2i in its low half and that of block 2i+1 in its high half
-// Zero points, where weights have them, follow the last line, a row of 16 for each block: uint8 padded together to a
-// multiple of 64 bytes, or float32. Panels start on 64-byte boundaries.
+// Packed weights. Columns lie in panels of 16, the last one padded with zero codes and zero scales. A panel is a
+// sequence of 64-byte lines in the order in which a product reads them. It has its k-blocks of 16, 32, 64, 128 or 256
+// one after the other; for block b:
+//   zero points u8:  where b is a multiple of 4, one line with those of blocks b..b+3, 16 bytes each
+//   zero points f32: one line
+//   codes, 4 bytes a column in each line:
+//     4 bits: line j has, for each column, bytes whose low nibbles are the codes of k = 8j..8j+3 and whose high nibbles
+//             are those of k = 8j+4..8j+7
+//     8 bits: line j has the codes of k = 4j..4j+3
+//   scales float32:  one line
+//   scales bfloat16: where b is even, one line for blocks b and b+1: the 32-bit lane of a column has the scale of b in
+//                    its low half and that of b+1 in its high half
+// Codes past the end of K may be anything: they meet zeros. Panels start on 64-byte boundaries.
 inline constexpr int kNBitsPanel = 16;
 inline constexpr int kNBitsLineBytes = 64;
 
@@ -32,10 +34,9 @@ struct NBitsPanels {
   int64_t panels;
   int64_t panel_bytes;
   int64_t columns;       // more than (panels - 1) * 16, at most panels * 16
-  int64_t blocks;        // of a panel
-  int64_t block;         // k of a block
-  int64_t bits;          // 4 or 8
-  int64_t zeros_offset;  // bytes from the start of a panel to its zero points
+  int64_t blocks;  // of a panel
+  int64_t block;   // k of a block
+  int64_t bits;    // 4 or 8
   NBitsZeros zeros;
   bool bf16_scales;
 };
@@ -45,9 +46,9 @@ struct NBitsPanels {
 //   s8:  h * block int8 codes (row by row), h int32 corrections (-8 * sum of the row's codes of the block), h float32
 //        scales
 //   f32: for each chunk of 32 k (16 where the block is 16), h * chunk float32 (row by row); then the h sums of the
-//        block. An element is x[k] * 2^-s, s being the position of code k in its 32-bit lane: 8 (k mod 4), and with
-//        4 bits 4 more where k mod 8 >= 4. The last codes of a lane (4 bits: k mod 8 = 7; 8 bits: k mod 4 = 3) have
-//        s = 0: their kernels shift the lane down.
+//        block, k in order. An element is x[k] * 2^-s(k). With p the position of code k in its 32-bit lane (4 bits:
+//        8 (k mod 4), and 4 more where k mod 8 >= 4; 8 bits: 8 (k mod 4)), s is p where the kernel takes the code where
+//        it lies, and less where it shifts the lane down first: 4 bits: p - 12 for p >= 20; 8 bits: p - 16 for p >= 16.
 // Elements past the end of a row are zero.
 inline constexpr int kNBitsTileRows = 4;
 inline constexpr int kNBitsChunk = 32;

@@ -14,16 +14,29 @@ namespace quern::ops {
 // Bytes of the codes of one block of a panel.
 inline int64_t nbits_code_bytes(int64_t block, int64_t bits) { return block * bits / 8 * kNBitsPanel; }
 
-// Where block b of a panel has its codes and its line of scales; with bf16 scales the block's are in the high half of
-// each lane for odd b.
+// Lines of scales and of zero points that lie before the codes of block b; with b = the number of blocks, of a panel.
+inline int64_t nbits_scale_lines(bool bf16_scales, int64_t b) { return bf16_scales ? (b + 1) / 2 : b; }
+inline int64_t nbits_zero_lines(NBitsZeros zeros, int64_t b) {
+  return zeros == NBitsZeros::none ? 0 : zeros == NBitsZeros::f32 ? b : (b + 3) / 4;
+}
+
+// Where block b of a panel has its codes, its line of scales (with bf16 scales those of odd blocks are the high halves)
+// and its 16 zero points.
 struct NBitsBlockPlace {
-  int64_t codes, scales;
+  int64_t codes, scales, zeros;
 };
 inline NBitsBlockPlace nbits_block_place(const NBitsPanels& p, int64_t b) {
-  const int64_t codes = nbits_code_bytes(p.block, p.bits);
-  if (!p.bf16_scales) return {b * (codes + kNBitsLineBytes), b * (codes + kNBitsLineBytes) + codes};
-  const int64_t pair = b / 2 * (2 * codes + kNBitsLineBytes);
-  return {pair + b % 2 * codes, pair + codes * std::min<int64_t>(2, p.blocks - b / 2 * 2)};
+  const int64_t code_bytes = nbits_code_bytes(p.block, p.bits);
+  const auto codes = [&](int64_t i) {
+    const int64_t lines = nbits_scale_lines(p.bf16_scales, i) + nbits_zero_lines(p.zeros, i + 1);
+    return i * code_bytes + lines * kNBitsLineBytes;
+  };
+  NBitsBlockPlace place;
+  place.codes = codes(b);
+  place.scales = codes(p.bf16_scales ? b / 2 * 2 : b) + code_bytes;
+  place.zeros = p.zeros == NBitsZeros::u8 ? codes(b / 4 * 4) - kNBitsLineBytes + b % 4 * kNBitsPanel
+                                          : place.codes - kNBitsLineBytes;
+  return place;
 }
 
 // Byte of the code of k (within its block) and column, from the start of the block's codes; 4-bit codes with a high
@@ -39,9 +52,9 @@ inline NBitsCodePlace nbits_code_place(int64_t bits, int64_t k, int64_t column) 
 
 // s(k) of prepared float rows.
 inline int nbits_shift(int64_t bits, int64_t k) {
-  const int64_t k_per_lane = 32 / bits;
-  if (k % k_per_lane == k_per_lane - 1) return 0;
-  return static_cast<int>(8 * (k % 4) + (bits == 4 && k % 8 >= 4 ? 4 : 0));
+  if (bits == 8) return static_cast<int>(8 * (k % 2));
+  const auto position = static_cast<int>(8 * (k % 4) + (k % 8 >= 4 ? 4 : 0));
+  return position >= 20 ? position - 12 : position;
 }
 
 inline int nbits_default_zero(int64_t bits) { return 1 << (bits - 1); }

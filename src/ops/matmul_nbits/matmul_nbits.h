@@ -7,15 +7,16 @@
 //     a[k] = round_half_even(x[m][k] * inv)
 //   y[m][n] = sum over b, in order, of  fma(float(sum_k a[k] * (q[n][k] - z[n][b])), scale[n][b] * sa, y)
 //
-// Activations f32 (levels 0 to 3), with s(k) of kernels.h, a power of two that changes no product:
-//     sum[b] = sum_k x[m][k]
-//     p = fma over k in order of (x[m][k] * 2^-s, q[n][k] * 2^s);  p = fma(-z[n][b], sum[b], p)
+// Activations f32 (levels 0 to 3), with z0 = 8 or 128 and s(k) of kernels.h, a power of two that changes no product:
+//     p = fma over k in order of (x[m][k] * 2^-s, (q[n][k] - z0) * 2^s)
+//     with zero points: p = fma(z0 - z[n][b], sum_k x[m][k], p)
 //   y[m][n] = sum over b, in order, of  fma(p, scale[n][b], y)
+// Centring the codes first keeps p small where activations have a common sign.
 //
 // Then y += bias[n], where there is one. x [M, k] and y [M, n] are contiguous; M = 0 is allowed. y must not overlap x.
 // Special values, s8: a block with a NaN or an infinity makes sa a NaN, and so every y of that row. Where 127 / amax
-// overflows (amax below 3.8e-37), the block counts as zero. f32: a NaN or an infinity makes every y of its row a NaN;
-// elements below 2^-98 lose up to 28 of their bits to the shift. Zero, negative and denormal scales are ordinary.
+// overflows (amax below 3.8e-37), the block counts as zero. f32: a NaN makes every y of its row a NaN, an infinity makes
+// none of them finite; elements below 2^-110 lose up to 16 of their bits to the shift. Zero, negative and denormal scales are ordinary.
 // Numeric class: stable. The sums of s8 are exact integers (at most 127 * 255 * 256, which float32 has) and every
 // float32 operation is written out in that order, so all variants, thread counts, groupings of rows and products give
 // the same bits; a row's result does not depend on M.

@@ -180,30 +180,33 @@ Result<Matrix> prepare(const PrepareContext& ctx, const PackMatMulNBitsArgs& arg
 // float16 on both sides, a pass of rows at a time.
 Result<void> run_f16(const Context& ctx, const MatMulNBitsParams& params, const uint16_t* a,
                      std::span<const NBitsProduct> products, std::span<const Tensor> y) {
-  const int64_t k = products[0].weights->k();
-  const int64_t pass =
-      std::min(params.rows, matmul_nbits_pass_rows(nbits_rows_form(products[0].weights->form(), params.activations)));
+  const NBitsRowsForm form = nbits_rows_form(products[0].weights->form(), params.activations);
+  const int64_t pass = std::min(params.rows, matmul_nbits_pass_rows(form));
   int64_t columns = 0;
-  for (const NBitsProduct& p : products) columns += p.weights->n();
+  for (const NBitsProduct& p : products) columns = std::max(columns, p.weights->n());
+  const auto bytes = nbits_rows_bytes(pass, form);
+  QUERN_CHECK(bytes.has_value(), "a pass of checked rows has a size");
   cpu::Arena::Scope scope(*ctx.scratch);
-  QUERN_TRY(float* x32, ctx.scratch->take<float>(static_cast<size_t>(pass * k)));
+  QUERN_TRY(float* x32, ctx.scratch->take<float>(static_cast<size_t>(pass * form.k)));
   QUERN_TRY(float* y32, ctx.scratch->take<float>(static_cast<size_t>(pass * columns)));
+  QUERN_TRY(uint8_t * storage, ctx.scratch->take<uint8_t>(*bytes));
   constexpr int64_t kChunk = 16 << 10;  // elements
   for (int64_t first = 0; first < params.rows; first += pass) {
     const int64_t rows = std::min(pass, params.rows - first);
-    ctx.pool->parallel_for(rows * k, kChunk, [&](int64_t begin, int64_t end, int /*worker*/) {
-      for (int64_t i = begin; i < end; i++) x32[i] = half_to_float(a[first * k + i]);
+    ctx.pool->parallel_for(rows * form.k, kChunk, [&](int64_t begin, int64_t end, int /*worker*/) {
+      for (int64_t i = begin; i < end; i++) x32[i] = half_to_float(a[first * form.k + i]);
     });
-    for (size_t j = 0, at = 0; j < products.size(); j++) {
+    QUERN_TRY(const NBitsRows prepared,
+              prepare_nbits_rows(ctx, {rows, form, params.where},
+                                 {{x32, static_cast<size_t>(rows * form.k)}, {storage, *bytes}}));
+    for (size_t j = 0; j < products.size(); j++) {
       NBitsProduct one = products[j];
-      const auto count = static_cast<size_t>(rows * one.weights->n());
-      one.y = {y32 + at, count};
-      at += count;
-      QUERN_TRY_VOID(matmul_nbits(ctx, {rows, params.activations, params.where},
-                                  {{x32, static_cast<size_t>(rows * k)}, {&one, 1}}));
+      const int64_t count = rows * one.weights->n();
+      one.y = {y32, static_cast<size_t>(count)};
+      QUERN_TRY_VOID(matmul_prepared(ctx, {prepared, {&one, 1}, params.where}));
       uint16_t* out = y[j].as<uint16_t>() + first * one.weights->n();
-      ctx.pool->parallel_for(static_cast<int64_t>(count), kChunk, [&](int64_t begin, int64_t end, int /*worker*/) {
-        for (int64_t i = begin; i < end; i++) out[i] = float_to_half(one.y[static_cast<size_t>(i)]);
+      ctx.pool->parallel_for(count, kChunk, [&](int64_t begin, int64_t end, int /*worker*/) {
+        for (int64_t i = begin; i < end; i++) out[i] = float_to_half(y32[i]);
       });
     }
   }
@@ -254,6 +257,13 @@ class MatMulNBitsOperator final : public Operator {
   }
 
   std::string_view variant() const override { return variant_; }
+  std::string detail() const override {
+    const NBitsForm& form = matrices_[0].weights->form();
+    const bool compact = std::any_of(matrices_.begin(), matrices_.end(),
+                                     [](const Matrix& m) { return m.weights->form().bf16_scales; });
+    return fmt::format("{} bits, blocks of {}{}", form.bits, form.block,
+                       compact ? ", scales exact in bfloat16 and stored so" : "");
+  }
   bool accepts_unaligned(int input) const override { return input != kA; }  // all others are read while preparing
   bool row_wise() const override { return true; }
   size_t prepared_bytes() const override { return total(&Matrix::prepared_bytes); }

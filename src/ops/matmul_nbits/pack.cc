@@ -33,21 +33,11 @@ uint64_t interleave_nibbles(uint64_t x) {
 
 int64_t blocks_of(const NBitsForm& form) { return ceil_div(form.k, form.block); }
 
-int64_t zeros_bytes(const NBitsForm& form, int64_t blocks) {
-  if (form.zeros == NBitsZeros::none) return 0;
-  const int64_t row = kNBitsPanel * (form.zeros == NBitsZeros::f32 ? 4 : 1);
-  return round_up<int64_t>(blocks * row, kNBitsLineBytes);
-}
-
-int64_t zeros_offset(const NBitsForm& form, int64_t blocks) {
-  const int64_t lines = form.bf16_scales ? ceil_div<int64_t>(blocks, 2) : blocks;
-  return blocks * nbits_code_bytes(form.block, form.bits) + lines * kNBitsLineBytes;
-}
-
 // For forms whose sizes pack_matmul_nbits has checked.
 int64_t panel_bytes(const NBitsForm& form) {
   const int64_t blocks = blocks_of(form);
-  return zeros_offset(form, blocks) + zeros_bytes(form, blocks);
+  const int64_t lines = nbits_scale_lines(form.bf16_scales, blocks) + nbits_zero_lines(form.zeros, blocks);
+  return blocks * nbits_code_bytes(form.block, form.bits) + lines * kNBitsLineBytes;
 }
 
 // The source's bytes of one column.
@@ -96,6 +86,7 @@ class Packer {
     panel_.blocks = blocks_;
     panel_.block = form.block;
     panel_.bits = form.bits;
+    panel_.zeros = form.zeros;
     panel_.bf16_scales = form.bf16_scales;
   }
 
@@ -106,10 +97,8 @@ class Packer {
       ask_ahead(first_column + kNBitsPanel, b);
       pack_codes(first_column, columns, b, out + place.codes);
       pack_scales(first_column, columns, b, out + place.scales);
+      if (form_.zeros != NBitsZeros::none) pack_zeros(first_column, columns, b, out + place.zeros);
     }
-    if (form_.zeros == NBitsZeros::none) return;
-    uint8_t* zeros = out + zeros_offset(form_, blocks_);
-    for (int64_t c = 0; c < columns; c++) pack_zeros(first_column + c, zeros, c);
   }
 
  private:
@@ -165,18 +154,17 @@ class Packer {
     }
   }
 
-  void pack_zeros(int64_t column, uint8_t* zeros, int64_t c) const {
-    const std::byte* from = source_.zero_points.data() + column * column_.zeros;
-    for (int64_t b = 0; b < blocks_; b++) {
-      const int64_t at = b * kNBitsPanel + c;
+  void pack_zeros(int64_t first_column, int64_t columns, int64_t b, uint8_t* out) const {
+    for (int64_t c = 0; c < columns; c++) {
+      const std::byte* from = source_.zero_points.data() + (first_column + c) * column_.zeros;
       if (form_.zeros == NBitsZeros::f32) {
         const uint32_t bits = float_bits(from, b, source_.float_type);
-        std::memcpy(zeros + at * 4, &bits, sizeof bits);
+        std::memcpy(out + c * 4, &bits, sizeof bits);
       } else if (form_.bits == 8) {
-        zeros[at] = static_cast<uint8_t>(from[b]);
+        out[c] = static_cast<uint8_t>(from[b]);
       } else {
         const auto byte = static_cast<unsigned>(from[b / 2]);
-        zeros[at] = static_cast<uint8_t>(b % 2 == 0 ? byte & 15u : byte >> 4);
+        out[c] = static_cast<uint8_t>(b % 2 == 0 ? byte & 15u : byte >> 4);
       }
     }
   }
@@ -227,7 +215,6 @@ NBitsPanels PackedWeights::view(int64_t begin, int64_t end) const {
   v.blocks = blocks_;
   v.block = form_.block;
   v.bits = form_.bits;
-  v.zeros_offset = zeros_offset(form_, blocks_);
   v.zeros = form_.zeros;
   v.bf16_scales = form_.bf16_scales;
   return v;

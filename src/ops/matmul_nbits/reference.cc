@@ -65,11 +65,11 @@ struct Column {
   }
   int integer_zero(int64_t b) const {
     if (weights.zeros == NBitsZeros::none) return nbits_default_zero(weights.bits);
-    return panel[weights.zeros_offset + b * kNBitsPanel + c];
+    return panel[nbits_block_place(weights, b).zeros + c];
   }
   float float_zero(int64_t b) const {
     if (weights.zeros != NBitsZeros::f32) return static_cast<float>(integer_zero(b));
-    return load<float>(panel + weights.zeros_offset + (b * kNBitsPanel + c) * 4);
+    return load<float>(panel + nbits_block_place(weights, b).zeros + c * 4);
   }
 };
 
@@ -137,16 +137,21 @@ void matmul_nbits_f32_reference(const NBitsProductArgs& args) noexcept {
   const NBitsPanels& w = args.weights;
   for (int64_t row = 0; row < args.row_count; row++) {
     const NBitsRowsPlace place(row, args.row_count, w.blocks, w.block, nbits_f32_block_bytes(w.block));
+    const int middle = nbits_default_zero(w.bits);
     for (int64_t n = 0; n < w.columns; n++) {
       const Column column(w, n);
       float y = 0;
       for (int64_t b = 0; b < w.blocks; b++) {
         float p = 0;
         for (int64_t k = 0; k < w.block; k++) {
-          const auto shifted = static_cast<float>(int64_t{column.code(b, k)} << nbits_shift(w.bits, k));
+          const int64_t centred = column.code(b, k) - middle;
+          const auto shifted = static_cast<float>(centred * (int64_t{1} << nbits_shift(w.bits, k)));
           p = std::fma(load<float>(args.rows + place.f32_element(b, k)), shifted, p);
         }
-        p = std::fma(-column.float_zero(b), load<float>(args.rows + place.f32_sum(b)), p);
+        if (w.zeros != NBitsZeros::none) {
+          const float offset = static_cast<float>(middle) - column.float_zero(b);
+          p = std::fma(offset, load<float>(args.rows + place.f32_sum(b)), p);
+        }
         y = std::fma(p, column.scale(b), y);
       }
       args.y[row * args.y_stride + n] = y;

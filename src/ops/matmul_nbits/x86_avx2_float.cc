@@ -62,6 +62,7 @@ struct Vector256 {
   static constexpr int kTilePanels = 2;
   static constexpr int kMaxSums = 8;
   static constexpr bool kEmbedsBroadcast = false;
+  static constexpr bool kHasLookup = false;
 
   static Float zero() { return _mm256_setzero_ps(); }
   static Float floats(float v) { return _mm256_set1_ps(v); }
@@ -71,6 +72,7 @@ struct Vector256 {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   }
   static Int bit_and(Int a, Int b) { return _mm256_and_si256(a, b); }
+  static Int bit_or(Int a, Int b) { return _mm256_or_si256(a, b); }
   template <int N>
   static Int shift_left(Int v) {
     return _mm256_slli_epi32(v, N);
@@ -82,7 +84,7 @@ struct Vector256 {
   static Float to_floats(Int v) { return _mm256_cvtepi32_ps(v); }
   static Float as_floats(Int v) { return _mm256_castsi256_ps(v); }
   static Float multiply_add(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
-  static Float negative_multiply_add(Float a, Float b, Float c) { return _mm256_fnmadd_ps(a, b, c); }
+  static Float subtract(Float a, Float b) { return _mm256_sub_ps(a, b); }
   static void store(float* y, Float v, int64_t columns) {
     if (columns >= kLanes) {
       _mm256_storeu_ps(y, v);
@@ -99,8 +101,8 @@ void arrange_rows_f32_avx2(const NBitsRowsArgs& args) noexcept {
   const int64_t blocks = (args.k + args.block - 1) / args.block;
   const int64_t chunk = args.block < kNBitsChunk ? args.block : kNBitsChunk;
   constexpr float k4 = 1.0f / (1 << 4), k8 = k4 * k4, k16 = k8 * k8;
-  const __m256 factor = args.bits == 4 ? _mm256_setr_ps(1, k8, k16, k8 * k16, k4, k4 * k8, k4 * k16, 1)
-                                       : _mm256_setr_ps(1, k8, k16, 1, 1, k8, k16, 1);
+  const __m256 factor = args.bits == 4 ? _mm256_setr_ps(1, k8, k16, k4 * k8, k4, k4 * k8, k8, k16)
+                                       : _mm256_setr_ps(1, k8, 1, k8, 1, k8, 1, k8);
   alignas(32) float tails[kStreams][kMaxBlock];
   Stream streams[kStreams];
   int64_t chunk_strides[kStreams];

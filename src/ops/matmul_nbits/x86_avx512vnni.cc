@@ -203,26 +203,19 @@ struct Product512 {
     const int64_t chunks = block / (4 * kSteps);
     const int64_t code_bytes = chunks * kChunkLines * kNBitsLineBytes;
     const int64_t row_bytes = Rows * row_block_bytes(block);
-    // From the codes of a block to its scales and to the next codes: the same for all blocks, or for every other.
-    int64_t to_scales = form.bf16_scales ? 2 * code_bytes : code_bytes;
-    int64_t to_next = form.bf16_scales ? code_bytes : code_bytes + kNBitsLineBytes;
-    const int64_t flip_scales = form.bf16_scales ? (2 * code_bytes) ^ code_bytes : 0;
-    const int64_t flip_next = form.bf16_scales ? code_bytes ^ (code_bytes + kNBitsLineBytes) : 0;
-    const uint8_t* select = kSelect.bytes[form.bf16_scales ? kLow : kWhole];
-    const uint8_t* other_select = kSelect.bytes[form.bf16_scales ? kHigh : kWhole];
-
     __m512 acc[kSums];
     __m512i sum[kSums];
     __m512i waiting[kSums];
     unrolled<kSums>([&](auto i) __attribute__((always_inline)) { acc[i] = _mm512_setzero_ps(); });
     const uint8_t* weights = t.weights;
-    const uint8_t* zeros = t.weights + form.zeros_offset;
+    const uint8_t* zeros = t.weights;
     const uint8_t* rows = t.rows;
     const uint8_t* prefetch = t.prefetch;
     // A long block spreads its requests over its chunks. A tile that is alone reads fastest without any (4 rows, 4
-    // bits: 22 instead of 19 GB/s), unless zero points interrupt its streams.
-    const auto requests = !HasZeros && t.ahead != 0 ? 0 : static_cast<int>((t.prefetch_lines + chunks - 1) / chunks);
+    // bits: 22 instead of 19 GB/s).
+    const auto requests = t.ahead != 0 ? 0 : static_cast<int>((t.prefetch_lines + chunks - 1) / chunks);
     const uint8_t* scales = nullptr;  // of the waiting sums
+    const uint8_t* select = kSelect.bytes[kWhole];
 
     const auto scale = [&](auto i) __attribute__((always_inline)) {
       const auto* row_scales = reinterpret_cast<const float*>(rows - Rows * 4);
@@ -251,7 +244,8 @@ struct Product512 {
         }
       });
     };
-    const auto one_block = [&](auto first) __attribute__((always_inline)) {
+    const auto one_block = [&](int64_t b, auto first) __attribute__((always_inline)) {
+      if constexpr (HasZeros) step_zeros(b, weights, zeros);
       const auto* corrections = reinterpret_cast<const int32_t*>(rows + Rows * block);
       unrolled<kSums>([&](auto i) __attribute__((always_inline)) {
         sum[i] = zero_term(corrections[i / Panels], zeros + (i % Panels) * t.panel_stride);
@@ -267,23 +261,15 @@ struct Product512 {
         }
       }
       unrolled<kSums>([&](auto i) __attribute__((always_inline)) { waiting[i] = sum[i]; });
-      if constexpr (!decltype(first)::value) {
-        const uint8_t* const done = select;
-        select = other_select;
-        other_select = done;
-      }
-      scales = weights + to_scales;
-      weights += to_next;
-      to_scales ^= flip_scales;
-      to_next ^= flip_next;
-      zeros += kNBitsPanel;
+      const bool second = form.bf16_scales && b % 2 == 1;
+      if (!second) scales = weights + code_bytes;
+      if (form.bf16_scales) select = kSelect.bytes[second ? kHigh : kLow];
+      weights += second ? code_bytes : code_bytes + kNBitsLineBytes;
       rows += row_bytes;
     };
 
-    one_block(Index<1>{});
-    for (int64_t b = 1; b < form.blocks; b++) one_block(Index<0>{});
-    // A last block without a partner has its scales right behind it, like every last line.
-    scales = t.weights + form.zeros_offset - kNBitsLineBytes;
+    one_block(0, Index<1>{});
+    for (int64_t b = 1; b < form.blocks; b++) one_block(b, Index<0>{});
     unrolled<kSums>([&](auto i) __attribute__((always_inline)) {
       scale(i);
       store(t.y + (i / Panels) * t.y_stride + (i % Panels) * t.y_panel_stride, acc[i],
@@ -294,6 +280,7 @@ struct Product512 {
  private:
   static constexpr int kSteps = Block == 16 ? 4 : 8;  // of 4 k, to a chunk
   static constexpr int kChunkLines = Bits == 4 ? kSteps / 2 : kSteps;
+  static constexpr int kZerosOfLine = kNBitsLineBytes / kNBitsPanel;  // blocks
 
   // The codes of step Step of a chunk, as bytes.
   template <int Step>
@@ -303,6 +290,16 @@ struct Product512 {
     } else {
       const __m512i line = _mm512_loadu_si512(lines + Step / 2 * kNBitsLineBytes);
       return _mm512_and_si512(Step % 2 == 0 ? line : _mm512_srli_epi16(line, 4), _mm512_set1_epi8(15));
+    }
+  }
+
+  // Moves to the zero points of block b, and past a line of them.
+  [[gnu::always_inline]] static inline void step_zeros(int64_t b, const uint8_t*& weights, const uint8_t*& zeros) {
+    if (b % kZerosOfLine == 0) {
+      zeros = weights;
+      weights += kNBitsLineBytes;
+    } else {
+      zeros += kNBitsPanel;
     }
   }
 
@@ -328,33 +325,22 @@ struct Product512 {
   }
 
   // Memory bounds one row, and the processor's own prefetching reads four streams as fast as it can read at all, but
-  // only lines in their order and without holes: 97 to 100 % of the bandwidth. Hence no requests from here (into the
-  // first level they take 10 to 45 %), and a pair of blocks waits for its line of scales (reading that one early: 25
-  // %).
+  // only lines in their order and without holes. Hence no requests from here: into the first level they cost 10 to 45 %
+  // of the bandwidth.
   template <int Panels>
   static void one_row(const NBitsTile& t) {
     const NBitsPanels& form = *t.form;
     const int64_t block = Block == 0 ? form.block : Block;
     const int64_t chunks = block / (4 * kSteps);
-    const int64_t row_bytes = row_block_bytes(block);
     __m512 acc[Panels];
     __m512i sum[Panels];
-    __m512i waiting[Panels];
-    unrolled<Panels>([&](auto j) __attribute__((always_inline)) {
-      acc[j] = _mm512_setzero_ps();
-      waiting[j] = _mm512_setzero_si512();
-    });
+    unrolled<Panels>([&](auto j) __attribute__((always_inline)) { acc[j] = _mm512_setzero_ps(); });
     const uint8_t* weights = t.weights;
-    const uint8_t* zeros = t.weights + form.zeros_offset;
+    const uint8_t* scales = nullptr;
+    const uint8_t* zeros = t.weights;
     const uint8_t* rows = t.rows;
-    const auto scale = [&](const __m512i* sums, int select, const uint8_t* block_rows) __attribute__((always_inline)) {
-      const __m512 row_scale = _mm512_set1_ps(*reinterpret_cast<const float*>(block_rows + block + 4));
-      unrolled<Panels>([&](auto j) __attribute__((always_inline)) {
-        const __m512 weight_scale = scales_of_line(weights + j * t.panel_stride, kSelect.bytes[select]);
-        acc[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[j]), _mm512_mul_ps(weight_scale, row_scale), acc[j]);
-      });
-    };
-    const auto add_block = [&]() __attribute__((always_inline)) {
+    for (int64_t b = 0; b < form.blocks; b++) {
+      if constexpr (HasZeros) step_zeros(b, weights, zeros);
       const auto correction = *reinterpret_cast<const int32_t*>(rows + block);
       unrolled<Panels>([&](auto j) __attribute__((always_inline)) {
         sum[j] = zero_term(correction, zeros + j * t.panel_stride);
@@ -370,25 +356,18 @@ struct Product512 {
         });
         weights += kChunkLines * kNBitsLineBytes;
       }
-      zeros += kNBitsPanel;
-      rows += row_bytes;
-    };
-    for (int64_t b = 0; b < form.blocks; b++) {
-      add_block();
-      if (!form.bf16_scales) {
-        scale(sum, kWhole, rows - row_bytes);
-      } else {
-        if (b + 1 < form.blocks) {
-          unrolled<Panels>([&](auto j) __attribute__((always_inline)) { waiting[j] = sum[j]; });
-          add_block();
-          b++;
-          scale(waiting, kLow, rows - 2 * row_bytes);
-          scale(sum, kHigh, rows - row_bytes);
-        } else {
-          scale(sum, kLow, rows - row_bytes);
-        }
+      const bool second = form.bf16_scales && b % 2 == 1;
+      if (!second) {
+        scales = weights;
+        weights += kNBitsLineBytes;
       }
-      weights += kNBitsLineBytes;
+      const uint8_t* select = kSelect.bytes[!form.bf16_scales ? kWhole : second ? kHigh : kLow];
+      const __m512 row_scale = _mm512_set1_ps(*reinterpret_cast<const float*>(rows + block + 4));
+      unrolled<Panels>([&](auto j) __attribute__((always_inline)) {
+        const __m512 weight_scale = scales_of_line(scales + j * t.panel_stride, select);
+        acc[j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[j]), _mm512_mul_ps(weight_scale, row_scale), acc[j]);
+      });
+      rows += row_block_bytes(block);
     }
     unrolled<Panels>([&](auto j) __attribute__((always_inline)) {
       store(t.y + j * t.y_panel_stride, acc[j], t.columns - j * t.y_panel_stride);

@@ -13,6 +13,7 @@ struct Vector512 {
   static constexpr int kTilePanels = 2;
   static constexpr int kMaxSums = 8;
   static constexpr bool kEmbedsBroadcast = true;
+  static constexpr bool kHasLookup = true;
 
   static Float zero() { return _mm512_setzero_ps(); }
   static Float floats(float v) { return _mm512_set1_ps(v); }
@@ -22,6 +23,7 @@ struct Vector512 {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
   static Int bit_and(Int a, Int b) { return _mm512_and_si512(a, b); }
+  static Int bit_or(Int a, Int b) { return _mm512_or_si512(a, b); }
   template <int N>
   static Int shift_left(Int v) {
     return _mm512_slli_epi32(v, N);
@@ -30,10 +32,16 @@ struct Vector512 {
   static Int shift_right(Int v) {
     return _mm512_srli_epi32(v, N);
   }
+  template <int S>
+  static Float lookup(Int v) {
+    constexpr float u = 1 << S;
+    return _mm512_permutexvar_ps(v, _mm512_setr_ps(-8 * u, -7 * u, -6 * u, -5 * u, -4 * u, -3 * u, -2 * u, -u, 0, u,
+                                                   2 * u, 3 * u, 4 * u, 5 * u, 6 * u, 7 * u));
+  }
   static Float to_floats(Int v) { return _mm512_cvtepi32_ps(v); }
   static Float as_floats(Int v) { return _mm512_castsi512_ps(v); }
   static Float multiply_add(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
-  static Float negative_multiply_add(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
+  static Float subtract(Float a, Float b) { return _mm512_sub_ps(a, b); }
   static void store(float* y, Float v, int64_t columns) {
     const auto lanes = static_cast<__mmask16>(columns >= kLanes ? 0xffff : (1u << columns) - 1);
     _mm512_mask_storeu_ps(y, lanes, v);
