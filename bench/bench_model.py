@@ -4,7 +4,7 @@ cores, one blocked on a pipe while the other runs; a bandwidth probe beside each
 
 Usage: bench_model.py [--model FOLDER] [--size 0.6b] [--threads 1,2] [--pairs 5] [--decode 0,128,1024]
 [--prefill 32,128,512] [--json] [--out FILE]. Without --model one is made in bench/models. Raw samples, machine facts and
-versions go to bench/results/<machine>.jsonl, one line a case.
+versions go to bench/results/model.jsonl, one line a case.
 """
 import argparse
 import json
@@ -13,14 +13,14 @@ import statistics
 import subprocess
 import sys
 
-from paired import KEEP, ROOT, Worker, build_folder, first_cores, machine, numbers, ratio_interval, versions
+from paired import ROOT, Worker, build_folder, first_cores, kept_blocks, machine, numbers, ratio_interval, versions
 
 ENGINES = ("quern", "ort", "ort_shared")
 
 
 def reps_of(case, depth):
     if case == "decode":
-        return 12
+        return 24
     return 4 if depth <= 32 else 2 if depth <= 128 else 1
 
 
@@ -50,11 +50,10 @@ def run_pairs(arguments, folder, threads, cases):
 
 
 def row_of(name, case, depth, threads, blocks, facts):
-    best = max(blocks["probe"])
-    kept = [i for i, p in enumerate(blocks["probe"]) if p >= KEEP * best]
+    kept = kept_blocks(blocks["probe"])
     medians = {e: [statistics.median(blocks[e][i]) for i in kept] for e in ENGINES}
     row = {"model": name, "case": case, "depth": depth, "threads": threads, "blocks": len(kept), "discarded": len(blocks["probe"]) - len(kept),
-           "probe_gbps": best}
+           "probe_gbps": round(statistics.median(blocks["probe"][i] for i in kept), 2)}
     for engine in ENGINES:
         row[f"{engine}_ms"] = round(statistics.median(medians[engine]), 3)
     for other in ("ort", "ort_shared"):
@@ -62,7 +61,7 @@ def row_of(name, case, depth, threads, blocks, facts):
         median, low, high = ratio_interval(ratios)
         row[f"ratio_{other}"] = round(median, 3)
         row[f"ratio_{other}_95"] = [round(low, 3), round(high, 3)]
-    row["llama_ms"] = row["ratio_llama"] = None  # measured in a later issue
+    row["llama_ms"] = row["ratio_llama"] = None  # not measured yet
     row["rss_mb"] = {e: round(facts[e]["rss_mb"]) for e in ENGINES}
     row["load_ms"] = {e: round(statistics.median(facts[e]["load_ms"]), 1) for e in ENGINES}
     row["samples"] = {e: [[round(s, 4) for s in block] for block in blocks[e]] for e in ENGINES}

@@ -3,13 +3,13 @@
 pinned to the same cores, one blocked on a pipe while the other runs; a probe of the machine beside each block.
 
   bench_ops.py                 the grid: five shapes, M from 1 to 512, 1 and 2 threads, all the machine has and AVX2 only
-  bench_ops.py --table issue   every row of the acceptance table
+  bench_ops.py --table acceptance   every row of the acceptance table
   bench_ops.py --m 1 --scales bf16 --isa auto
                                one row of it; any form by --bits, --block, --asymmetric, --scales, --level
 
 Times are a node: a call's time less that of a graph without nodes, over the number of nodes. Weights are cold for M = 1
 and 2 and for the head (160 MB of nodes), else warm (8 MB), unless --weights says otherwise. GB/s counts the bytes that
-quern packed. Percentages are of the best probe beside the cell's blocks; blocks with a probe below 80 % of it (of read
+quern packed. Percentages are of the median probe beside the cell's blocks; blocks with a probe below 80 % of it (of read
 bandwidth for cold weights, else of the peak) are discarded. Ratios are ONNX Runtime's time over quern's, block by
 block, with a 95 % interval of their median. --isa caps quern and the probe's peaks, not ONNX Runtime. "token" sums what
 one token takes. Every sample goes to bench/results/ops.jsonl, one line a cell.
@@ -24,7 +24,7 @@ import sys
 import tempfile
 
 from ops_graph import SHAPES, TOKEN, Form, write_graph
-from paired import KEEP, ROOT, Worker, build_folder, first_cores, machine, numbers, ratio_interval, versions
+from paired import ROOT, Worker, build_folder, first_cores, kept_blocks, machine, numbers, ratio_interval, versions
 
 ENGINES = ("quern", "ort")
 BLOCKS = 2      # of a cell in each pair of processes
@@ -55,7 +55,7 @@ def cells_of(form, rows, arguments, isas=None):
         yield Cell(form, shape, m, threads, isa, usual if arguments.weights == "auto" else arguments.weights)
 
 
-def issue_table(arguments):
+def acceptance_table(arguments):
     yield from cells_of(Form(), (1, 4, 16, 128, 512), arguments, ["auto"])
     yield from cells_of(Form(scales="bf16"), (1,), arguments, ["auto"])
     for form in (Form(level=0), Form(bits=8), Form(asymmetric=True), Form(block=128)):
@@ -136,10 +136,8 @@ def peak_of(cell):
     return "int8_gops" if cell.form.level == 4 else "fp32_gflops"
 
 
-def kept_blocks(cell, blocks):
-    """Indices of the blocks whose probe is near the best of the cell."""
-    seen = [block["probe"][limit_of(cell)] for block in blocks]
-    return [i for i, value in enumerate(seen) if value >= KEEP * max(seen)]
+def kept(cell, blocks):
+    return kept_blocks([block["probe"][limit_of(cell)] for block in blocks])
 
 
 def ratio_of(row, theirs, ours):
@@ -151,17 +149,18 @@ def ratio_of(row, theirs, ours):
 def row_of(cell, nodes, blocks, facts):
     k, n = SHAPES[cell.shape]
     row = {"op": "MatMulNBits", "form": dataclasses.asdict(cell.form), "name": cell.shape, "shape": f"{k}x{n}", "m": cell.rows,
-           "threads": cell.threads, "isa": cell.isa, "weights": cell.weights, "nodes": nodes}
+           "threads": cell.threads, "isa": cell.isa, "weights": cell.weights, "scales": cell.form.scales, "nodes": nodes,
+           "quern_us": None, "ort_us": None, "ratio": None}
     row["refused"] = {e: answer["refused"] for e, answer in facts.items() if "refused" in answer}
     if not blocks:
         return row
-    kept = kept_blocks(cell, blocks)
-    us = {e: [node_us(blocks[i], e, nodes) for i in kept] for e in ENGINES if e not in row["refused"]}
-    row |= {"blocks": len(kept), "discarded": len(blocks) - len(kept)}
+    chosen = kept(cell, blocks)
+    us = {e: [node_us(blocks[i], e, nodes) for i in chosen] for e in ENGINES if e not in row["refused"]}
+    row |= {"blocks": len(chosen), "discarded": len(blocks) - len(chosen)}
     row |= {f"{e}_us": round(statistics.median(times), 2) for e, times in us.items()}
     ratio_of(row, us.get("ort"), us.get("quern"))
     if "quern" in us:
-        read, peak = (max(b["probe"][name] for b in blocks) for name in ("read_gbps", peak_of(cell)))
+        read, peak = (statistics.median(blocks[i]["probe"][name] for i in chosen) for name in ("read_gbps", peak_of(cell)))
         gbps = facts["quern"]["packed_bytes"] / nodes / row["quern_us"] / 1e3
         gops = 2 * k * n * cell.rows / row["quern_us"] / 1e3
         row |= {"variant": facts["quern"]["variant"], "packed_bytes": facts["quern"]["packed_bytes"] // nodes, "gbps": round(gbps, 2),
@@ -178,12 +177,12 @@ def token_rows(cells, graphs, blocks, rows):
         if cell.rows == 1 and cell.weights == "cold":
             groups.setdefault((cell.form, cell.threads, cell.isa), {})[cell.shape] = cell
     for (form, threads, isa), members in groups.items():
-        if set(members) != set(SHAPES) or any(rows[c].get("ratio") is None for c in members.values()):
+        if set(members) != set(SHAPES) or any(rows[c]["ratio"] is None for c in members.values()):
             continue
-        kept = set.intersection(*(set(kept_blocks(c, blocks[c])) for c in members.values()))
-        us = {e: [sum(TOKEN[s] * node_us(blocks[c][i], e, graphs.get(*c.graph)[1]) for s, c in members.items()) for i in sorted(kept)]
+        common = set.intersection(*(set(kept(c, blocks[c])) for c in members.values()))
+        us = {e: [sum(TOKEN[s] * node_us(blocks[c][i], e, graphs.get(*c.graph)[1]) for s, c in members.items()) for i in sorted(common)]
               for e in ENGINES}
-        row = {"op": "token", "form": dataclasses.asdict(form), "m": 1, "threads": threads, "isa": isa, "weights": "cold", "blocks": len(kept)}
+        row = {"op": "token", "form": dataclasses.asdict(form), "scales": form.scales, "ratio": None, "m": 1, "threads": threads, "isa": isa, "weights": "cold", "blocks": len(common)}
         # Sums of the cells' medians; the ratio over blocks that are kept in all of them.
         row |= {f"{e}_us": round(sum(TOKEN[s] * rows[c][f"{e}_us"] for s, c in members.items()), 1) for e in ENGINES}
         ratio_of(row, us["ort"], us["quern"])
@@ -213,9 +212,9 @@ def print_rows(rows):
         if title != head:
             head = title
             print(f"\n{title}\n{'':9} {'M':>4} thr weights {'quern us':>10} {'ort us':>10}  ratio (95 %)          GB/s  % read     GOP/s  % peak")
-        ratio = f"{row['ratio']:5.2f} ({row['ratio_95'][0]:.2f}-{row['ratio_95'][1]:.2f})" if "ratio" in row else "    -"
+        ratio = f"{row['ratio']:5.2f} ({row['ratio_95'][0]:.2f}-{row['ratio_95'][1]:.2f})" if row["ratio"] else "    -"
         line = f"{row.get('name', row['op']):9} {row['m']:4} {row['threads']:3} {row['weights']:7}"
-        line += "".join(f" {row[f'{e}_us']:10.1f}" if f"{e}_us" in row else f" {'refused':>10}" for e in ENGINES) + f"  {ratio:19}"
+        line += "".join(f" {row[f'{e}_us']:10.1f}" if row[f"{e}_us"] else f" {'refused':>10}" for e in ENGINES) + f"  {ratio:19}"
         if "gbps" in row:
             line += f" {row['gbps']:7.1f} {row['pct_bandwidth']:7.1f}"
         if "gops" in row:
@@ -239,14 +238,14 @@ def names(allowed):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", choices=["issue"], help="instead of one form and --m, --isa")
+    parser.add_argument("--table", choices=["acceptance"], help="instead of one form and --m, --isa")
     parser.add_argument("--shapes", type=names(SHAPES), default=list(SHAPES))
     parser.add_argument("--m", type=numbers, default=[1, 2, 4, 8, 16, 32, 128, 512])
     parser.add_argument("--threads", type=numbers, default=[1, 2])
     parser.add_argument("--isa", type=names(["auto", "scalar", "avx2", "avxvnni", "avx512vnni"]), default=["auto", "avx2"])
     parser.add_argument("--weights", choices=["auto", "cold", "warm"], default="auto")
     parser.add_argument("--bits", type=int, choices=[4, 8], default=4)
-    parser.add_argument("--block", type=int, choices=[32, 64, 128, 256], default=32)
+    parser.add_argument("--block", type=int, choices=[16, 32, 64, 128, 256], default=32)
     parser.add_argument("--asymmetric", action="store_true")
     parser.add_argument("--scales", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--level", type=int, choices=[0, 4], default=4)
@@ -259,7 +258,7 @@ def parse_arguments():
 def main():
     arguments = parse_arguments()
     if arguments.table:
-        cells = list(issue_table(arguments))
+        cells = list(acceptance_table(arguments))
     else:
         form = Form(arguments.bits, arguments.block, arguments.asymmetric, arguments.scales, arguments.level)
         cells = list(cells_of(form, arguments.m, arguments))

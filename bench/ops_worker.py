@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One engine under test on graphs of ops_graph.py, in a process of its own. Takes JSON lines on stdin: {"load": FILE}
 answers with what the engine says about the graph, or {"refused": why}; {"rows": M, "seconds": S} answers with
-milliseconds a call, and with "check" also with some results. While it waits for a line nothing of it runs.
+milliseconds a call, and with "check" also with some results. ONNX Runtime spins on for a while after an answer.
 
 Usage: ops_worker.py quern|ort THREADS
 """

@@ -164,12 +164,14 @@ Buffer::~Buffer() {
 }
 
 struct SharedPages::Stretch {
-  explicit Stretch(void* memory) : data(static_cast<std::byte*>(memory)) {}
-  ~Stretch() { ::munmap(data, kStretchBytes); }
+  Stretch() = default;
+  ~Stretch() {
+    if (data != nullptr) ::munmap(data, kStretchBytes);
+  }
   Stretch(const Stretch&) = delete;
   Stretch& operator=(const Stretch&) = delete;
 
-  std::byte* const data;
+  std::byte* data = nullptr;
 };
 
 SharedPages::SharedPages(MemoryTag tag) : tag_(tag) {
@@ -182,9 +184,10 @@ SharedPages::~SharedPages() { shared_pages = nullptr; }
 void* SharedPages::take(size_t mapped, std::shared_ptr<const void>& pages) {
   if (mapped > kLargestPieceBytes) return nullptr;
   if (stretch_ == nullptr || mapped > kStretchBytes - used_) {
-    void* data = map_huge_pages(kStretchBytes);
-    if (data == nullptr) return nullptr;
-    stretch_ = std::make_shared<Stretch>(data);
+    auto stretch = std::make_shared<Stretch>();
+    stretch->data = static_cast<std::byte*>(map_huge_pages(kStretchBytes));
+    if (stretch->data == nullptr) return nullptr;
+    stretch_ = std::move(stretch);
     used_ = 0;
   }
   pages = stretch_;

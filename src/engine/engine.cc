@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening order: what is cheap and can fail comes first; then the weights are prepared, and the tokenizer is read
-// beside that where there is a second thread.
+// Opening order: what is cheap and can fail comes first; then the weights are prepared. The tokenizer is read beside
+// that where there is a second thread, by a thread of its own, and before it where there is one.
 #include "engine/engine.h"
 
 #include <fmt/format.h>
@@ -38,13 +38,17 @@ Result<std::shared_ptr<const Engine>> Engine::open(const std::filesystem::path& 
     std::future<Result<text::Tokenizer>> tokenizer;
     if (options.with_text) {
       QUERN_TRY_VOID(check_part(folder / "tokenizer.json"));
-      // Reading it takes one thread about as long as preparing a small model takes two.
-      tokenizer = std::async(threads > 1 ? std::launch::async : std::launch::deferred,
-                             [&folder] { return text::Tokenizer::load(folder); });
-      if (threads == 1) tokenizer.wait();
+      if (threads == 1) {
+        QUERN_TRY(engine->tokenizer_, text::Tokenizer::load(folder));
+      } else {
+        // Reading it takes one thread about as long as preparing a small model takes two. Where the system refuses the
+        // thread, it is read when it is asked for.
+        tokenizer =
+            std::async(std::launch::async | std::launch::deferred, [&folder] { return text::Tokenizer::load(folder); });
+      }
     }
     auto line = model::open_line(folder, {engine->pool_.get(), engine->features_, options.profile, options.no_fuse});
-    if (options.with_text) {
+    if (tokenizer.valid()) {
       QUERN_TRY(engine->tokenizer_, tokenizer.get());
     }
     QUERN_TRY(engine->line_, std::move(line));

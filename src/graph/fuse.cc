@@ -16,9 +16,11 @@ namespace {
 
 constexpr std::string_view kSharedRows = "shared_rows";
 
-constexpr FusePass kPasses[] = {
-    {kSharedRows, "nodes that read the same rows and prepare them in the same way run as one"},
-};
+// In the order in which they run.
+constexpr std::string_view kPasses[] = {kSharedRows};
+
+// Nodes further apart are not joined: what they compute would have to be kept for long.
+constexpr int kWindow = 16;
 
 // The key by which a step may be joined, or nothing. Inputs behind the first must not need computing, or the joint step
 // could come before them.
@@ -41,7 +43,11 @@ void remove_uses(Ir& ir, int index) {
 void join_group(const std::vector<int>& group, Ir& ir, std::span<Step> steps) {
   const int first = group[0];
   std::vector<std::unique_ptr<ops::Operator>> others;
-  for (size_t i = 1; i < group.size(); i++) others.push_back(std::move(steps[group[i]].op));
+  std::vector<std::string> details;
+  for (size_t i = 1; i < group.size(); i++) {
+    details.push_back(steps[group[i]].op->detail());
+    others.push_back(std::move(steps[group[i]].op));
+  }
   auto joint = steps[first].op->join(std::move(others));
   QUERN_CHECK(joint != nullptr, "an operator with a key can be joined");
   steps[first].op = std::move(joint);
@@ -57,6 +63,7 @@ void join_group(const std::vector<int>& group, Ir& ir, std::span<Step> steps) {
     other.outputs.clear();
     steps[n].owner = Owner::fused;
     steps[n].reason = fmt::format("computed by {}, which reads the same rows ({})", quote_name(node.name), kSharedRows);
+    if (!details[i - 1].empty()) steps[n].reason += "; " + details[i - 1];
     names.push_back(quote_name(other.name));
   }
   steps[first].reason = fmt::format("computed, with {} ({})", fmt::join(names, ", "), kSharedRows);
@@ -64,27 +71,27 @@ void join_group(const std::vector<int>& group, Ir& ir, std::span<Step> steps) {
 
 void join_shared_rows(Ir& ir, std::span<Step> steps) {
   std::map<std::pair<int, std::string>, std::vector<int>> groups;  // nodes in execution order by input and key
+  const auto join = [&](std::vector<int>& group) {
+    if (group.size() > 1) join_group(group, ir, steps);
+    group.clear();
+  };
   for (size_t n = 0; n < steps.size(); n++) {
     std::string key = joinable(ir, ir.nodes[n], steps[n]);
-    if (!key.empty()) groups[{ir.nodes[n].inputs[0], std::move(key)}].push_back(static_cast<int>(n));
+    if (key.empty()) continue;
+    std::vector<int>& group = groups[{ir.nodes[n].inputs[0], std::move(key)}];
+    if (!group.empty() && static_cast<int>(n) - group[0] > kWindow) join(group);
+    group.push_back(static_cast<int>(n));
   }
-  for (const auto& [key, group] : groups) {
-    if (group.size() > 1) join_group(group, ir, steps);
-  }
+  for (auto& [key, group] : groups) join(group);
 }
 
 }  // namespace
 
-std::span<const FusePass> fuse_passes() { return kPasses; }
-
 Result<void> check_pass_names(std::span<const std::string> names) {
   for (const std::string& name : names) {
-    const auto known = fuse_passes();
-    if (std::any_of(known.begin(), known.end(), [&](const FusePass& pass) { return pass.name == name; })) continue;
-    std::vector<std::string_view> all;
-    for (const FusePass& pass : known) all.push_back(pass.name);
+    if (std::find(std::begin(kPasses), std::end(kPasses), name) != std::end(kPasses)) continue;
     return bad_request("no_fuse",
-                       fmt::format("{} is not a pass, there are: {}", quote_name(name), fmt::join(all, ", ")));
+                       fmt::format("{} is not a pass, there are: {}", quote_name(name), fmt::join(kPasses, ", ")));
   }
   return {};
 }

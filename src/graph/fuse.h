@@ -14,13 +14,6 @@
 
 namespace quern::graph {
 
-struct FusePass {
-  std::string_view name;
-  std::string_view what;  // one line for people
-};
-// In the order in which they run.
-std::span<const FusePass> fuse_passes();
-
 // Errors: bad_request for a name that is no pass's; lists those there are.
 Result<void> check_pass_names(std::span<const std::string> names);
 

@@ -127,7 +127,7 @@ class Operator {
   virtual Result<void> run(const Context& ctx, std::span<const Tensor> in, std::span<const Tensor> out) const = 0;
   // Symbol of the chosen kernel variant, or another short name of what runs.
   virtual std::string_view variant() const = 0;
-  // What else a person should know of how it runs, for the report; may be empty.
+  // What else a person should know of how it runs, for the report; may be empty. Of a joint operator: its own part.
   virtual std::string detail() const { return {}; }
 
   // Bit i set: the content of input i must be known when shapes are resolved (Reshape's shape, Split's sizes ...).

@@ -198,8 +198,10 @@ void bind_arithmetic(nb::module_& m) {
       },
       nb::arg("a"), nb::arg("b"), nb::arg("scales"), nb::arg("zero_points") = nb::none(), nb::arg("bias") = nb::none(),
       nb::kw_only(), nb::arg("bits") = 4, nb::arg("block_size") = 32, nb::arg("accuracy_level") = 4,
-      "a [..., K] float32 times the block-quantized b [N, ceil(K/block), block*bits/8] uint8 with scales [N, "
-      "ceil(K/block)].");
+      "a [..., K] float32 or float16 times the block-quantized b [N, ceil(K/block), block*bits/8] uint8 with scales "
+      "[N, "
+      "ceil(K/block)]; zero_points uint8 [N, ceil(ceil(K/block)*bits/8)] or floats like scales; bias [N]. bits 4 or 8, "
+      "block_size 16, 32, 64, 128 or 256; accuracy_level 4 quantizes the rows of a to int8, 0 to 3 keep them float32.");
 }
 
 void bind_norms_and_attention(nb::module_& m) {

@@ -175,7 +175,7 @@ def shape_cases(rng):
             w = Weights(rng, k, n, zeros, bits, block, exact=(m + n + k) % 2 == 0)
             return compared(f"{form}_m{m}_n{n}_k{k}", w, normal(rng, m, k), level)
 
-        for m in (1, 2, 3, 4, 7, 8, 16, 31, 128, 129):
+        for m in (1, 2, 3, 4, 7, 8, 16, 31, 128, 129, 261):
             yield one(m, 17, 3 * block)
         for n in (1, 2, 3, 15, 16, 31, 127):
             for m in (1, 5):
@@ -209,7 +209,7 @@ def rank_cases(rng):
     yield compared("float16_rank1", half, normal(rng, 70, dtype=np.float16), 0)
     yield compared("float16_rank4", half, normal(rng, 2, 1, 3, 70, dtype=np.float16))
     yield compared("float16_no_rows", half, normal(rng, 0, 70, dtype=np.float16))
-    yield compared("float16_m129", half, normal(rng, 129, 70, dtype=np.float16))
+    yield compared("float16_m261", half, normal(rng, 261, 70, dtype=np.float16))
     yield compared("bits_absent", w, normal(rng, 2, 64), bits=ABSENT)
     yield compared("accuracy_level_absent", w, normal(rng, 2, 64), 0, accuracy_level=ABSENT)
     for level in (2, 3):

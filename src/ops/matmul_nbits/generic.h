@@ -44,9 +44,9 @@ struct NBitsTile {
   int64_t y_stride;         // floats between rows
   int64_t y_panel_stride;   // floats between panels
   int64_t columns;          // from the first column of panel 0 to the end of the range
-  const uint8_t* prefetch;  // lines to ask for, walked with the blocks in all panels; null for none
+  const uint8_t* prefetch;  // lines to ask for, walked with the blocks in all panels, by kernels that gain by it
   int prefetch_lines;       // a block
-  int64_t ahead;            // where this tile alone asks for its weights: bytes from a line to the one to ask for; or 0
+  int64_t ahead;            // bytes by which `prefetch` is ahead where this tile is the only one, else 0
 };
 
 // How far ahead of itself a tile asks for weights when nobody else does, in bytes.

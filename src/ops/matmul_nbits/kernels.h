@@ -33,10 +33,10 @@ struct NBitsPanels {
   const uint8_t* data;  // first panel
   int64_t panels;
   int64_t panel_bytes;
-  int64_t columns;       // more than (panels - 1) * 16, at most panels * 16
-  int64_t blocks;  // of a panel
-  int64_t block;   // k of a block
-  int64_t bits;    // 4 or 8
+  int64_t columns;  // more than (panels - 1) * 16, at most panels * 16
+  int64_t blocks;   // of a panel
+  int64_t block;    // k of a block
+  int64_t bits;     // 4 or 8
   NBitsZeros zeros;
   bool bf16_scales;
 };

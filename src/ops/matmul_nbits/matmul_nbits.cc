@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/checked.h"
+#include "cpu/topology.h"
 #include "ops/matmul_nbits/layout.h"
 
 namespace quern::ops {
@@ -78,11 +79,21 @@ const Kernel& select_multiply(NBitsActivations activations, const cpu::Features&
   return select_kernel(activations == NBitsActivations::s8 ? Role::product : Role::float_product, features);
 }
 
-// Rows of a pass and the cache they should fit: half of a core's typical 1 MiB of second-level cache, the rest being
-// for weights on their way and for results.
-constexpr int64_t kPassRows = 128;
+// Rows of a pass. 256 instead of 128 gain 1 to 3 % at 512 rows, since weights are unpacked half as often; fewer than 64
+// would read the weights too often to matter whether the rows stay in the cache.
+constexpr int64_t kPassRows = 256;
 constexpr int64_t kMinPassRows = 64;
-constexpr int64_t kPassBytes = 512 << 10;
+
+// The part of a core's second-level cache that is for prepared rows; the other half is for weights on their way and for
+// results.
+int64_t pass_bytes() {
+  static const int64_t bytes = [] {
+    constexpr size_t kUsual = size_t{1} << 20;
+    const size_t l2 = cpu::read_topology().l2_bytes;
+    return static_cast<int64_t>((l2 == 0 ? kUsual : l2) / 2);
+  }();
+  return bytes;
+}
 
 // Waking the threads costs about as much as preparing this many elements (1 to 2 us).
 constexpr int64_t kSerialElements = 16 << 10;
@@ -213,12 +224,13 @@ Result<void> check_products(std::string_view where, const NBitsRowsForm& form, i
   for (const NBitsProduct& p : products) {
     QUERN_CHECK(p.weights != nullptr, "weights are given");
     const NBitsForm& w = p.weights->form();
-    QUERN_CHECK(form.activations == NBitsActivations::f32 || w.zeros != NBitsZeros::f32,
-                "int8 rows meet integer zero points");
+    if (form.activations == NBitsActivations::s8 && w.zeros == NBitsZeros::f32) {
+      return bad_request(std::string(where), "int8 rows do not fit weights with floating-point zero points");
+    }
     if (nbits_rows_form(w, form.activations) != form) {
-      return bad_request(std::string(where),
-                         fmt::format("rows of {} elements in blocks of {} do not fit weights of K = {} in blocks of {}",
-                                     form.k, form.block, w.k, w.block));
+      return bad_request(std::string(where), fmt::format("rows of {} elements in blocks of {} for {} bits do not fit "
+                                                         "weights of K = {} in blocks of {} with {} bits",
+                                                         form.k, form.block, form.bits, w.k, w.block, w.bits));
     }
     QUERN_TRY_VOID(check_elements(where, "y", p.y.size(), rows, w.n));
     if (!p.bias.empty()) QUERN_TRY_VOID(check_elements(where, "bias", p.bias.size(), 1, w.n));
@@ -239,12 +251,12 @@ NBitsRowsForm nbits_rows_form(const NBitsForm& weights, NBitsActivations activat
 }
 
 int64_t matmul_nbits_pass_rows(const NBitsRowsForm& form) {
-  const int64_t fitting = kPassBytes / std::max<int64_t>(row_bytes(form), 1) / kNBitsTileRows * kNBitsTileRows;
+  const int64_t fitting = pass_bytes() / std::max<int64_t>(row_bytes(form), 1) / kNBitsTileRows * kNBitsTileRows;
   return std::clamp(fitting, kMinPassRows, kPassRows);
 }
 
 std::optional<size_t> nbits_rows_bytes(int64_t rows, const NBitsRowsForm& form) {
-  if (rows < 0 || form.k < 0 || form.block < 1) return std::nullopt;
+  if (rows < 0 || form.k < 0 || !nbits_known(form.bits, form.block)) return std::nullopt;
   const auto row = checked_mul<int64_t>(ceil_div(form.k, form.block), row_block_bytes(form));
   const auto all = row ? checked_mul(rows, *row) : std::nullopt;
   if (!all) return std::nullopt;

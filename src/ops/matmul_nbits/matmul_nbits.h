@@ -15,13 +15,13 @@
 //
 // Then y += bias[n], where there is one. x [M, k] and y [M, n] are contiguous; M = 0 is allowed. y must not overlap x.
 // Special values, s8: a block with a NaN or an infinity makes sa a NaN, and so every y of that row. Where 127 / amax
-// overflows (amax below 3.8e-37), the block counts as zero. f32: a NaN makes every y of its row a NaN, an infinity makes
-// none of them finite; elements below 2^-110 lose up to 16 of their bits to the shift. Zero, negative and denormal scales are ordinary.
-// Numeric class: stable. The sums of s8 are exact integers (at most 127 * 255 * 256, which float32 has) and every
-// float32 operation is written out in that order, so all variants, thread counts, groupings of rows and products give
-// the same bits; a row's result does not depend on M.
-// Tolerance against ONNX Runtime on the same codes: 1e-5 * max(1, max |y|), for its different order of sums.
-// 2 bits and g_idx are refused by the ONNX adapter.
+// overflows (amax below 3.8e-37), the block counts as zero. f32: a NaN makes every y of its row a NaN, an infinity
+// makes none of them finite; elements below 2^-110 lose up to 16 of their bits to the shift. Zero, negative and
+// denormal scales are ordinary. Int8 rows cannot meet floating-point zero points. Numeric class: stable (in the default
+// rounding mode, with denormals kept). The sums of s8 are exact integers (at most 127 * 255 * 256, which float32 has)
+// and every float32 operation is written out in that order, so all variants, thread counts, groupings of rows and
+// products give the same bits; a row's result does not depend on M. Tolerance against ONNX Runtime on the same codes:
+// 1e-5 * max(1, max |y|), for its different order of sums. 2 bits and g_idx are refused by the ONNX adapter.
 #pragma once
 
 #include <cstddef>
@@ -57,8 +57,8 @@ struct NBitsRows {
   NBitsRowsForm form;
 };
 
-// s8: rows * b * (block + 8), f32: rows * b * (4 block + 4), with b = ceil(k / block); nothing on overflow or negative
-// values.
+// s8: rows * b * (block + 8), f32: rows * b * (4 block + 4), with b = ceil(k / block); nothing on overflow, negative
+// values, or bits and blocks that there are not.
 std::optional<size_t> nbits_rows_bytes(int64_t rows, const NBitsRowsForm& form);
 
 struct PrepareNBitsRowsParams {
@@ -107,7 +107,8 @@ struct MatMulNBitsArgs {
 // a thread. Errors: bad_request for sizes, no_memory.
 Result<void> matmul_nbits(const Context& ctx, const MatMulNBitsParams& params, const MatMulNBitsArgs& args);
 
-// Rows of one pass over the weights: 128, or down to 64 where 128 prepared rows would not stay in a core's cache.
+// Rows of one pass over the weights: 256, or down to 64 where 256 prepared rows would not stay in a core's cache. For
+// forms that nbits_rows_bytes() has sizes of.
 int64_t matmul_nbits_pass_rows(const NBitsRowsForm& form);
 
 // Symbol of the product that `features` select.

@@ -177,13 +177,17 @@ Result<Matrix> prepare(const PrepareContext& ctx, const PackMatMulNBitsArgs& arg
   return matrix;
 }
 
-// float16 on both sides, a pass of rows at a time.
+// float16 on both sides, a pass of rows at a time, each product in a section of its own. Takes the rows in float32 and
+// prepared, and the results of one product in float32, at most 16 MiB or 4 rows.
 Result<void> run_f16(const Context& ctx, const MatMulNBitsParams& params, const uint16_t* a,
                      std::span<const NBitsProduct> products, std::span<const Tensor> y) {
   const NBitsRowsForm form = nbits_rows_form(products[0].weights->form(), params.activations);
-  const int64_t pass = std::min(params.rows, matmul_nbits_pass_rows(form));
   int64_t columns = 0;
   for (const NBitsProduct& p : products) columns = std::max(columns, p.weights->n());
+  // A vocabulary of results in float32 would be the largest thing around.
+  constexpr int64_t kResultElements = 4 << 20;
+  const int64_t fitting = std::max<int64_t>(kResultElements / columns / kNBitsTileRows, 1) * kNBitsTileRows;
+  const int64_t pass = std::min({params.rows, matmul_nbits_pass_rows(form), fitting});
   const auto bytes = nbits_rows_bytes(pass, form);
   QUERN_CHECK(bytes.has_value(), "a pass of checked rows has a size");
   cpu::Arena::Scope scope(*ctx.scratch);
@@ -259,10 +263,8 @@ class MatMulNBitsOperator final : public Operator {
   std::string_view variant() const override { return variant_; }
   std::string detail() const override {
     const NBitsForm& form = matrices_[0].weights->form();
-    const bool compact = std::any_of(matrices_.begin(), matrices_.end(),
-                                     [](const Matrix& m) { return m.weights->form().bf16_scales; });
     return fmt::format("{} bits, blocks of {}{}", form.bits, form.block,
-                       compact ? ", scales exact in bfloat16 and stored so" : "");
+                       form.bf16_scales ? ", scales exact in bfloat16 and stored so" : "");
   }
   bool accepts_unaligned(int input) const override { return input != kA; }  // all others are read while preparing
   bool row_wise() const override { return true; }
@@ -284,10 +286,9 @@ class MatMulNBitsOperator final : public Operator {
   }
 
  private:
-  // Whether no product of extents overflows, not even one that an extent of zero would cancel; also not that of
-  // prepared rows, which take less than twice the bytes of float32.
+  // Whether no product of extents overflows, not even one that an extent of zero would cancel.
   static bool fits(const Shape& shape) {
-    std::optional<int64_t> bytes = static_cast<int64_t>(2 * sizeof(float));
+    std::optional<int64_t> bytes = static_cast<int64_t>(sizeof(float));
     for (const int64_t d : shape.dims()) {
       if (bytes) bytes = checked_mul(*bytes, std::max<int64_t>(d, 1));
     }

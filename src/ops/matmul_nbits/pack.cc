@@ -187,15 +187,19 @@ Result<void> check_bytes(const PackMatMulNBitsArgs& args, std::string_view what,
                                                         seen, args.form.k, args.form.n));
 }
 
-// No product of sizes below overflows where this holds: a block of 16 columns with its scale and zero points takes at
-// most 16 * (256 + 4 + 4) bytes.
+// No product of sizes below overflows where this holds: a column of a block takes at most 256 bytes of codes and 4 each
+// of scale and zero point, and a panel's lines of scales and zero points are no more than one of each a block.
 bool sizes_fit(const NBitsForm& form) {
-  const auto per_column = checked_mul<int64_t>(blocks_of(form), 4 * (256 + 4 + 4) + kNBitsLineBytes);
+  const auto per_column = checked_mul<int64_t>(blocks_of(form), 256 + 2 * kNBitsLineBytes);
   const auto columns = checked_add<int64_t>(form.n, kNBitsPanel);
   return per_column && columns && checked_mul(*per_column, *columns).has_value();
 }
 
 }  // namespace
+
+bool nbits_known(int64_t bits, int64_t block) {
+  return (bits == 4 || bits == 8) && (block == 16 || block == 32 || block == 64 || block == 128 || block == 256);
+}
 
 PackedWeights::PackedWeights(const NBitsForm& form, cpu::Buffer storage)
     : form_(form),
@@ -224,6 +228,10 @@ Result<PackedWeights> pack_matmul_nbits(cpu::Pool& pool, const PackMatMulNBitsAr
   NBitsForm form = args.form;
   if (form.k < 1 || form.n < 1) {
     return bad_model(std::string(args.where), fmt::format("K = {} and N = {} must be at least 1", form.k, form.n));
+  }
+  if (!nbits_known(form.bits, form.block)) {
+    return bad_model(std::string(args.where),
+                     fmt::format("{} bits in blocks of {} are not supported", form.bits, form.block));
   }
   if (!sizes_fit(form)) {
     return bad_model(std::string(args.where), fmt::format("K = {} and N = {} make sizes overflow", form.k, form.n));

@@ -16,7 +16,7 @@
 
 namespace quern::ops {
 
-// The form of a weight matrix. k, n >= 1; bits 4 or 8; block 16, 32, 64, 128 or 256.
+// The form of a weight matrix. k, n >= 1; bits and block as nbits_known() says.
 struct NBitsForm {
   int64_t k = 0, n = 0;
   int64_t bits = 4;
@@ -26,6 +26,9 @@ struct NBitsForm {
 
   bool operator==(const NBitsForm&) const = default;
 };
+
+// Whether there are codes of so many bits and blocks of so many k.
+bool nbits_known(int64_t bits, int64_t block);
 
 class PackedWeights {
  public:
@@ -63,8 +66,8 @@ struct PackMatMulNBitsArgs {
   std::string_view where = "matmul_nbits";                      // for errors
 };
 
-// Packs over the pool's threads, a few MiB of source at a time. Errors: bad_model for sizes that do not fit together,
-// no_memory.
+// Packs over the pool's threads, a few MiB of source at a time. Errors: bad_model for forms that there are not and for
+// sizes that do not fit together, no_memory.
 Result<PackedWeights> pack_matmul_nbits(cpu::Pool& pool, const PackMatMulNBitsArgs& args);
 
 }  // namespace quern::ops
