@@ -242,6 +242,17 @@ def value_cases(rng):
             for block, k in ((128, 512), (256, 4096)):
                 w = Weights(rng, k, 18, None, bits, block)
                 yield compared(f"activations_of_one_sign_{bits}bit_{block}_level{level}", w, 3 + normal(rng, 3, k), level)
+            if level == 0:
+                # Zero points at the ends of the codes, codes near them, activations of one sign and a massive one.
+                for block in (32, 256):
+                    for zeros in ("packed", "float") if bits == 4 else ("packed",):
+                        w = Weights(rng, 1024, 18, zeros, bits, block)
+                        far = np.where(w.z > 1 << (bits - 1), (1 << bits) - 3, 2)
+                        w.z = far.astype(w.z.dtype) if zeros == "packed" else (far + rng.uniform(-0.4, 0.4, far.shape)).astype(np.float32)
+                        w.q = (np.repeat(far, block, axis=1)[:, :1024] + rng.integers(-2, 3, w.q.shape)).astype(np.uint8)
+                        a = 3 + normal(rng, 3, 1024)
+                        a[1, 100] = 3000
+                        yield compared(f"codes_near_far_{zeros}_zero_points_{bits}bit_{block}_level{level}", w, a, level)
 
             w = Weights(rng, 160, 20, None, bits)
             a = normal(rng, 5, 160)

@@ -3,7 +3,7 @@
 // instruction-set flags only, like generic.h.
 //
 // A 32-bit lane has several codes of one column. With the bits of the float 2^23 set in it, an AND that keeps these and
-// the code at bit s gives the float 2^23 + q * 2^s, and one subtraction (q - z0) * 2^s, exactly, for a whole vector of
+// the code at bit s gives the float 2^23 + q * 2^s, and one subtraction (q - zi) * 2^s, exactly, for a whole vector of
 // columns; the rows carry the 2^-s. There is no buffer of expanded weights.
 #pragma once
 
@@ -34,23 +34,28 @@ struct FloatProduct {
 
   template <int Rows, int Panels>
   static void tile(const NBitsTile& t) {
+    t.form->zeros == NBitsZeros::none ? tile_of<Rows, Panels, false>(t) : tile_of<Rows, Panels, true>(t);
+  }
+
+ private:
+  template <int Rows, int Panels, bool Zeros>
+  [[gnu::always_inline]] static inline void tile_of(const NBitsTile& t) {
     if constexpr (Rows * Panels * kParts > V::kMaxSums) {
       NBitsTile one = t;
       for (int i = 0; i < Panels; i++) {
-        small_tile<Rows, 1>(one);
+        small_tile<Rows, 1, Zeros>(one);
         one.weights += t.panel_stride;
         one.prefetch += t.panel_stride;
         one.y += t.y_panel_stride;
         one.columns -= t.y_panel_stride;
       }
     } else {
-      small_tile<Rows, Panels>(t);
+      small_tile<Rows, Panels, Zeros>(t);
     }
   }
 
- private:
   // A function of its own, whatever the compiler thinks of inlining, keeps its sums in registers.
-  template <int Rows, int Panels>
+  template <int Rows, int Panels, bool Zeros>
   [[gnu::noinline]] static void small_tile(const NBitsTile& t) {
     constexpr int kVectors = Panels * kParts;
     constexpr int kSums = Rows * kVectors;
@@ -67,15 +72,26 @@ struct FloatProduct {
     const int64_t prefetch_lines =
         t.prefetch_lines * form.blocks < panel_lines ? t.prefetch_lines * form.blocks : panel_lines;
     int64_t lines_due = 0;
-    const bool has_zeros = form.zeros != NBitsZeros::none;
     const uint8_t* zeros = weights;  // the last lines that were met
     const uint8_t* scales = weights;
+    // 2^23 + zi * 2^s of each vector of columns and each s.
+    alignas(64) float middles[Zeros ? kVectors * kPowers * V::kLanes : 1];
     Float totals[kSums];
     unrolled<kSums>([&](auto i) __attribute__((always_inline)) { totals[i] = V::zero(); });
     for (int64_t b = 0; b < form.blocks; b++) {
       if (form.zeros == NBitsZeros::f32 || (form.zeros == NBitsZeros::u8 && b % 4 == 0)) {
         zeros = weights;
         weights += kNBitsLineBytes;
+      }
+      if constexpr (Zeros) {
+        unrolled<kVectors>([&](auto j) __attribute__((always_inline)) {
+          const Float zero = whole(zero_points(form, zeros + (j / kParts) * t.panel_stride, b, j % kParts));
+          unrolled<kPowers>([&](auto i) __attribute__((always_inline)) {
+            constexpr float kPower = 1 << i * kPowerStep;
+            V::store_whole(middles + (j * kPowers + i) * V::kLanes,
+                           V::multiply_add(zero, V::floats(kPower), V::floats(1 << 23)));
+          });
+        });
       }
       Float sum[kSums];
       unrolled<kSums>([&](auto i) __attribute__((always_inline)) { sum[i] = V::zero(); });
@@ -87,7 +103,7 @@ struct FloatProduct {
           }
         }
         for (int l = 0; l < kChunkLines; l++) {
-          add_line<Rows, Panels>(weights, t.panel_stride, x, sum);
+          add_line<Rows, Panels, Zeros>(weights, t.panel_stride, x, middles, sum);
           weights += kNBitsLineBytes;
           x += kLaneCodes;
         }
@@ -104,8 +120,9 @@ struct FloatProduct {
         if (form.bf16_scales) {
           bits = b % 2 == 0 ? V::template shift_left<16>(bits) : V::bit_and(bits, V::ints(-0x10000));
         }
-        if (has_zeros) {
-          const Float offset = V::subtract(V::floats(kZero), zero_points(form, zeros + panel, b, j % kParts));
+        if (Zeros && form.zeros == NBitsZeros::f32) {
+          const Float z = zero_points(form, zeros + panel, b, j % kParts);
+          const Float offset = V::subtract(whole(z), z);
           unrolled<Rows>([&](auto r) __attribute__((always_inline)) {
             constexpr int kSum = decltype(r)::value * kVectors + decltype(j)::value;
             sum[kSum] = V::multiply_add(offset, V::floats(x[r]), sum[kSum]);
@@ -127,13 +144,13 @@ struct FloatProduct {
     });
   }
 
-  template <int Rows, int Panels>
+  template <int Rows, int Panels, bool Zeros>
   [[gnu::always_inline]] static inline void add_line(const uint8_t* weights, int64_t panel_stride, const float* x,
-                                                     Float* sum) {
+                                                     const float* middles, Float* sum) {
     constexpr int kVectors = Panels * kParts;
     // Table look-ups pay where one row leaves the multiply-adds idle (AVX-512: 130 instead of 138 us), not in larger
     // tiles, whose multiply-adds they get in the way of.
-    constexpr bool kLookup = Rows == 1 && Bits == 4 && V::kHasLookup;
+    constexpr bool kLookup = Rows == 1 && Bits == 4 && V::kHasLookup && !Zeros;
     static constexpr Constants kConstants = constants();
     const Constants* memory = &kConstants;
     asm("" : "+r"(memory));
@@ -146,7 +163,12 @@ struct FloatProduct {
       using C = Code<decltype(i)::value>;
       if constexpr (V::kEmbedsBroadcast) {
         unrolled<kVectors>([&](auto j) __attribute__((always_inline)) {
-          const Float q = value<C, kLookup>(lines[j]);
+          Float q;
+          if constexpr (Zeros) {
+            q = V::subtract(code_bits<C>(lines[j]), V::load_whole(middles + (j * kPowers + C::kPower) * V::kLanes));
+          } else {
+            q = value<C, kLookup>(lines[j]);
+          }
           unrolled<Rows>([&](auto r) __attribute__((always_inline)) {
             constexpr int kSum = decltype(r)::value * kVectors + decltype(j)::value;
             sum[kSum] = V::multiply_add(V::floats(x[r * Chunk + i]), q, sum[kSum]);
@@ -161,8 +183,14 @@ struct FloatProduct {
         unrolled<kVectors>([&](auto j) __attribute__((always_inline)) {
           q[j] = V::as_floats(V::bit_and(C::kShifted ? lines[j].shifted : lines[j].in_place, mask));
         });
-        const Float middle = V::floats(memory->middles[i]);
-        unrolled<kVectors>([&](auto j) __attribute__((always_inline)) { q[j] = V::subtract(q[j], middle); });
+        if constexpr (Zeros) {
+          unrolled<kVectors>([&](auto j) __attribute__((always_inline)) {
+            q[j] = V::subtract(q[j], V::load_whole(middles + (j * kPowers + C::kPower) * V::kLanes));
+          });
+        } else {
+          const Float middle = V::floats(memory->middles[i]);
+          unrolled<kVectors>([&](auto j) __attribute__((always_inline)) { q[j] = V::subtract(q[j], middle); });
+        }
         unrolled<Rows>([&](auto r) __attribute__((always_inline)) {
           const Float v = V::floats(x[r * Chunk + i]);
           unrolled<kVectors>([&](auto j) __attribute__((always_inline)) {
@@ -173,6 +201,10 @@ struct FloatProduct {
       }
     });
   }
+
+  // s is a multiple of this, and takes this many values.
+  static constexpr int kPowerStep = Bits == 4 ? 4 : 8;
+  static constexpr int kPowers = Bits == 4 ? 5 : 2;
 
   // Of code i of a lane.
   static constexpr int position(int i) { return i % 4 * 8 + i / 4 * 4; }
@@ -202,6 +234,7 @@ struct FloatProduct {
     static constexpr int kPosition = position(I);
     static constexpr bool kShifted = kPosition >= kFirstShifted;
     static constexpr int kS = power(I);
+    static constexpr int kPower = kS / kPowerStep;
     static constexpr int kMask = mask(I);
     static constexpr float kMiddle = middle(I);
     // Both forms take two operations, but code 0 needs no shift before its look-up, and without `shifted` its OR is
@@ -235,9 +268,19 @@ struct FloatProduct {
       if constexpr (C::kPosition == 0) return V::template lookup<C::kS>(line.raw);
       return V::template lookup<C::kS>(V::template shift_right<C::kPosition>(line.raw));
     } else {
-      const Int bits = V::bit_and(C::kShifted ? line.shifted : line.in_place, V::ints(C::kMask));
-      return V::subtract(V::as_floats(bits), V::floats(C::kMiddle));
+      return V::subtract(code_bits<C>(line), V::floats(C::kMiddle));
     }
+  }
+
+  // 2^23 + q * 2^s.
+  template <class C>
+  [[gnu::always_inline]] static inline Float code_bits(const Line& line) {
+    return V::as_floats(V::bit_and(C::kShifted ? line.shifted : line.in_place, V::ints(C::kMask)));
+  }
+
+  // zi of the formula.
+  [[gnu::always_inline]] static inline Float whole(Float zero) {
+    return V::round(V::least(V::most(zero, V::zero()), V::floats((1 << Bits) - 1)));
   }
 
   [[gnu::always_inline]] static inline Float zero_points(const NBitsPanels& form, const uint8_t* zeros, int64_t b,

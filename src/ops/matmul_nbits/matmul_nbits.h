@@ -7,11 +7,12 @@
 //     a[k] = round_half_even(x[m][k] * inv)
 //   y[m][n] = sum over b, in order, of  fma(float(sum_k a[k] * (q[n][k] - z[n][b])), scale[n][b] * sa, y)
 //
-// Activations f32 (levels 0 to 3), with z0 = 8 or 128 and s(k) of kernels.h, a power of two that changes no product:
-//     p = fma over k in order of (x[m][k] * 2^-s, (q[n][k] - z0) * 2^s)
-//     with zero points: p = fma(z0 - z[n][b], sum_k x[m][k], p)
+// Activations f32 (levels 0 to 3), with zi = z, or the code nearest to a floating-point z, and s(k) of kernels.h, a
+// power of two that changes no product:
+//     p = fma over k in order of (x[m][k] * 2^-s, (q[n][k] - zi) * 2^s)
+//     with floating-point zero points: p = fma(zi - z[n][b], sum_k x[m][k], p)
 //   y[m][n] = sum over b, in order, of  fma(p, scale[n][b], y)
-// Centring the codes first keeps p small where activations have a common sign.
+// Centring the codes first keeps p small where activations have a common sign or one of them is huge.
 //
 // Then y += bias[n], where there is one. x [M, k] and y [M, n] are contiguous; M = 0 is allowed. y must not overlap x.
 // Special values, s8: a block with a NaN or an infinity makes sa a NaN, and so every y of that row. Where 127 / amax

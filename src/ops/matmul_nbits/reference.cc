@@ -67,9 +67,12 @@ struct Column {
     if (weights.zeros == NBitsZeros::none) return nbits_default_zero(weights.bits);
     return panel[nbits_block_place(weights, b).zeros + c];
   }
-  float float_zero(int64_t b) const {
-    if (weights.zeros != NBitsZeros::f32) return static_cast<float>(integer_zero(b));
-    return load<float>(panel + nbits_block_place(weights, b).zeros + c * 4);
+  float float_zero(int64_t b) const { return load<float>(panel + nbits_block_place(weights, b).zeros + c * 4); }
+  // The nearest code, also of a floating-point zero point.
+  int whole_zero(int64_t b) const {
+    if (weights.zeros != NBitsZeros::f32) return integer_zero(b);
+    const float most = weights.bits == 4 ? 15 : 255;
+    return static_cast<int>(std::nearbyint(std::fmin(std::fmax(float_zero(b), 0.0f), most)));
   }
 };
 
@@ -137,19 +140,18 @@ void matmul_nbits_f32_reference(const NBitsProductArgs& args) noexcept {
   const NBitsPanels& w = args.weights;
   for (int64_t row = 0; row < args.row_count; row++) {
     const NBitsRowsPlace place(row, args.row_count, w.blocks, w.block, nbits_f32_block_bytes(w.block));
-    const int middle = nbits_default_zero(w.bits);
     for (int64_t n = 0; n < w.columns; n++) {
       const Column column(w, n);
       float y = 0;
       for (int64_t b = 0; b < w.blocks; b++) {
         float p = 0;
         for (int64_t k = 0; k < w.block; k++) {
-          const int64_t centred = column.code(b, k) - middle;
+          const int64_t centred = column.code(b, k) - column.whole_zero(b);
           const auto shifted = static_cast<float>(centred * (int64_t{1} << nbits_shift(w.bits, k)));
           p = std::fma(load<float>(args.rows + place.f32_element(b, k)), shifted, p);
         }
-        if (w.zeros != NBitsZeros::none) {
-          const float offset = static_cast<float>(middle) - column.float_zero(b);
+        if (w.zeros == NBitsZeros::f32) {
+          const float offset = static_cast<float>(column.whole_zero(b)) - column.float_zero(b);
           p = std::fma(offset, load<float>(args.rows + place.f32_sum(b)), p);
         }
         y = std::fma(p, column.scale(b), y);

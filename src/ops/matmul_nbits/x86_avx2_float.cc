@@ -85,6 +85,11 @@ struct Vector256 {
   static Float as_floats(Int v) { return _mm256_castsi256_ps(v); }
   static Float multiply_add(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
   static Float subtract(Float a, Float b) { return _mm256_sub_ps(a, b); }
+  static Float most(Float a, Float b) { return _mm256_max_ps(a, b); }  // b where a is NaN
+  static Float least(Float a, Float b) { return _mm256_min_ps(a, b); }
+  static Float round(Float v) { return _mm256_round_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static void store_whole(float* p, Float v) { _mm256_store_ps(p, v); }
+  static Float load_whole(const float* p) { return _mm256_load_ps(p); }
   static void store(float* y, Float v, int64_t columns) {
     if (columns >= kLanes) {
       _mm256_storeu_ps(y, v);

@@ -42,6 +42,11 @@ struct Vector512 {
   static Float as_floats(Int v) { return _mm512_castsi512_ps(v); }
   static Float multiply_add(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
   static Float subtract(Float a, Float b) { return _mm512_sub_ps(a, b); }
+  static Float most(Float a, Float b) { return _mm512_max_ps(a, b); }  // b where a is NaN
+  static Float least(Float a, Float b) { return _mm512_min_ps(a, b); }
+  static Float round(Float v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static void store_whole(float* p, Float v) { _mm512_store_ps(p, v); }
+  static Float load_whole(const float* p) { return _mm512_load_ps(p); }
   static void store(float* y, Float v, int64_t columns) {
     const auto lanes = static_cast<__mmask16>(columns >= kLanes ? 0xffff : (1u << columns) - 1);
     _mm512_mask_storeu_ps(y, lanes, v);
