@@ -120,7 +120,11 @@ void quantize_16_blocks(const float* x, int64_t b, const RowOut& out) {
   unrolled<kBlocksAtOnce>([&](auto i) __attribute__((always_inline)) {
     const float* from = x + i * block;
     __m512i m = magnitude(_mm512_loadu_ps(from));
-    for (int64_t k = kLanes; k < block; k += kLanes) m = _mm512_max_epi32(m, magnitude(_mm512_loadu_ps(from + k)));
+    _mm_prefetch(reinterpret_cast<const char*>(from + kBlocksAtOnce * block), _MM_HINT_T0);
+    for (int64_t k = kLanes; k < block; k += kLanes) {
+      m = _mm512_max_epi32(m, magnitude(_mm512_loadu_ps(from + k)));
+      _mm_prefetch(reinterpret_cast<const char*>(from + kBlocksAtOnce * block + k), _MM_HINT_T0);
+    }
     v[i] = m;
   });
   const __m512i amax = reduce_each(v, Max{});
