@@ -34,6 +34,25 @@ template <int N, class F>
   unrolled_from<0, N>(f);
 }
 
+// By these vpshufb makes float32 of a vector of scales: all of a lane, or its low or its high half as upper bits.
+template <int Bytes>
+struct alignas(Bytes) ScaleSelect {
+  uint8_t bytes[3][Bytes];
+};
+constexpr int kWhole = 0;
+constexpr int kLow = 1;
+constexpr int kHigh = 2;
+template <int Bytes>
+constexpr ScaleSelect<Bytes> scale_select() {
+  ScaleSelect<Bytes> s{};
+  for (int i = 0; i < Bytes; i++) {
+    s.bytes[kWhole][i] = static_cast<uint8_t>(i % 16);
+    s.bytes[kLow][i] = static_cast<uint8_t>(i % 4 < 2 ? 0x80 : i % 16 - 2);
+    s.bytes[kHigh][i] = static_cast<uint8_t>(i % 4 < 2 ? 0x80 : i % 16);
+  }
+  return s;
+}
+
 // A tile of rows times panels that lie panel_stride apart.
 struct NBitsTile {
   const NBitsPanels* form;  // blocks, block, bits, zeros, bf16_scales

@@ -8,23 +8,7 @@
 namespace quern::ops {
 namespace {
 
-// By these vpshufb makes 8 float32 of half a line of scales: all of a lane, or its low or its high half as upper bits.
-struct alignas(32) ScaleSelect256 {
-  uint8_t bytes[3][32];
-};
-constexpr int kWhole = 0;
-constexpr int kLow = 1;
-constexpr int kHigh = 2;
-constexpr ScaleSelect256 scale_select_256() {
-  ScaleSelect256 s{};
-  for (int i = 0; i < 32; i++) {
-    s.bytes[kWhole][i] = static_cast<uint8_t>(i % 16);
-    s.bytes[kLow][i] = static_cast<uint8_t>(i % 4 < 2 ? 0x80 : i % 16 - 2);
-    s.bytes[kHigh][i] = static_cast<uint8_t>(i % 4 < 2 ? 0x80 : i % 16);
-  }
-  return s;
-}
-constexpr ScaleSelect256 kSelect = scale_select_256();
+constexpr ScaleSelect<32> kSelect = scale_select<32>();  // of half a line
 
 // A panel is two halves of 8 columns. Block: 16, 32, or 0 for the longer ones.
 // Dot: kHalvesAtOnce, 1 where the sums of both would not fit the registers; Sum begin(total), Sum add(sum, codes u8,

@@ -168,23 +168,7 @@ void quantize_row(const float* x, int64_t k, const RowOut& out) {
 
 // ---- product ----
 
-// By these vpshufb makes float32 of a line of scales: all of a lane, or its low or its high half as upper bits.
-struct alignas(64) ScaleSelect {
-  uint8_t bytes[3][64];
-};
-constexpr int kWhole = 0;
-constexpr int kLow = 1;
-constexpr int kHigh = 2;
-constexpr ScaleSelect scale_select() {
-  ScaleSelect s{};
-  for (int i = 0; i < 64; i++) {
-    s.bytes[kWhole][i] = static_cast<uint8_t>(i % 16);
-    s.bytes[kLow][i] = static_cast<uint8_t>(i % 4 < 2 ? 0x80 : i % 16 - 2);
-    s.bytes[kHigh][i] = static_cast<uint8_t>(i % 4 < 2 ? 0x80 : i % 16);
-  }
-  return s;
-}
-constexpr ScaleSelect kSelect = scale_select();
+constexpr ScaleSelect<64> kSelect = scale_select<64>();
 
 // Block: 16, 32, or 0 for the longer ones.
 template <int Bits, int Block, bool HasZeros>
