@@ -1,129 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One engine under test in a process of its own: takes cases as JSON lines on stdin, answers with samples in milliseconds.
+"""One engine under test in a process of its own: takes orders as JSON lines on stdin, answers each with a line of JSON.
 
-Usage: model_worker.py ENGINE MODEL_FOLDER THREADS; ENGINE is quern, ort (past and present as separate tensors) or
-ort_shared (one buffer as both). A case: {"case": "decode"|"prefill", "depth": N, "reps": N}. While it waits for a line
-nothing of it runs, so two of them can stand on the same cores.
+Usage: model_worker.py ENGINE MODEL_FOLDER THREADS CAPACITY; ENGINE is quern or quern:KV (its cache type), ort (past and present
+as tensors of their own), ort_shared (one buffer as both) or genai; CAPACITY is the most tokens a timeline gets. The first line
+out is {"load_ms", "facts", "base_mb"} (the last: resident before the model was loaded), or {"absent": reason} from an engine that cannot do this. Orders:
+  {"case": "decode"|"prefill", "depth": N, "reps": N, "prepare": bool}  times of a token behind N, or of a prompt of N tokens;
+      `prepare` fills the past and makes one untimed call first. Answer: {"samples": ms, "rss_mb", "past": tokens held behind it}
+  {"case": "chain", "prompt": ids, "tokens": N, "forced": ids or null, "out": file or null}  the prompt, then N greedy tokens
+      (of `forced`, where given, instead of the own choice). Answer: {"ids": choices, "first_ms", "rss_mb"}; the row of logits
+      before each choice goes to `out` as float32.
+compare/llama_worker.cc speaks the same. While it waits for a line nothing of it runs, so several can stand on the same cores.
 """
 import json
 import pathlib
-import resource
+import re
 import sys
 import time
 
 import numpy as np
 
-CAPACITY = 2048  # rows of the shared buffer
+
+def open_subject(engine, *arguments):
+    """The engine's class and the call that loads the model: importing a library is not loading."""
+    name, _, kv = engine.partition(":")
+    if name == "quern":
+        from compare.quern_model import Model
+        return Model, lambda: Model(*arguments, kv or None)
+    if name in ("ort", "ort_shared"):
+        from compare.ort_model import Model, last_row_graph
+        last_row_graph(arguments[0])
+        return Model, lambda: Model(*arguments, name == "ort_shared")
+    from compare.genai_model import Model
+    return Model, lambda: Model(*arguments)
 
 
-class Quern:
-    def __init__(self, folder, threads):
-        import quern
-
-        self.model = quern.LLM(folder, threads=threads)
-        self.state = self.model.new_state()
-        self.rng = np.random.default_rng(0)
-
-    def ids(self, count):
-        return self.rng.integers(0, 1000, count).tolist()
-
-    def prepare(self, case, depth):
-        self.state.reset()
-        if case == "decode" and depth:
-            self.model.forward(self.state, self.ids(depth))
-
-    def call(self, case, depth):
-        if case == "decode":
-            self.model.forward(self.state, self.ids(1))
-            return
-        self.model.forward(self.state, self.ids(depth))
-
-    def restore(self, case, depth):
-        self.state.rewind(depth if case == "decode" else 0)
+def peak_mb():
+    """Of this program: what the process was before it became this program does not count."""
+    return int(re.search(r"VmHWM:\s*(\d+)", pathlib.Path("/proc/self/status").read_text())[1]) / 1024
 
 
-class Ort:
-    def __init__(self, folder, threads, shared):
-        import onnxruntime
-
-        self.shared = shared
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        self.ort = onnxruntime
-        # Logits of the last row only, as quern computes them: the head over a whole prompt would be waste.
-        path = last_row_graph(pathlib.Path(folder))
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self.past = [i for i in self.session.get_inputs() if i.name.startswith("past_key_values.")]
-        self.rng = np.random.default_rng(0)
-
-    def prepare(self, case, depth):
-        rows = CAPACITY if self.shared else (depth if case == "decode" else 0)
-        self.values = {}
-        for p in self.past:
-            array = np.zeros((1, p.shape[1], rows, p.shape[3]), np.float32)
-            if case == "decode":
-                array[:, :, :depth] = self.rng.standard_normal((1, p.shape[1], depth, p.shape[3]), np.float32)
-            self.values[p.name] = self.ort.OrtValue.ortvalue_from_numpy(array)
-
-    def call(self, case, depth):
-        new = 1 if case == "decode" else depth
-        total = depth + 1 if case == "decode" else depth
-        binding = self.session.io_binding()
-        binding.bind_cpu_input("input_ids", self.rng.integers(0, 1000, (1, new)))
-        binding.bind_cpu_input("attention_mask", np.ones((1, total), np.int64))
-        for name, value in self.values.items():
-            binding.bind_ortvalue_input(name, value)
-            present = name.replace("past_key_values", "present")
-            if self.shared:
-                binding.bind_ortvalue_output(present, value)
-            else:
-                binding.bind_output(present)
-        binding.bind_output("logits")
-        self.session.run_with_iobinding(binding)
-
-    def restore(self, case, depth):
-        pass
+def time_calls(subject, order, rng):
+    decode = order["case"] == "decode"
+    depth, new = (order["depth"], 1) if decode else (0, order["depth"])
+    ids = lambda count: rng.integers(0, ID_LIMIT, count).tolist()
+    if order["prepare"]:
+        subject.fill(ids(depth))
+        subject.step(ids(new))
+        subject.restore(depth)
+    samples = []
+    for _ in range(order["reps"]):
+        tokens = ids(new)
+        begin = time.perf_counter()
+        subject.step(tokens)
+        samples.append((time.perf_counter() - begin) * 1e3)
+        subject.restore(depth)
+    return {"samples": samples, "past": subject.length()}
 
 
-def last_row_graph(folder):
-    """model.onnx with a Gather of the last position before the head, written beside it once."""
-    import onnx
+ID_LIMIT = 256  # every model here has these ids
 
-    target = folder / "model_last_row.onnx"
-    if target.exists():
-        return target
-    model = onnx.load(folder / "model.onnx", load_external_data=False)
-    graph = model.graph
-    head = next(n for n in graph.node if "logits" in n.output)
-    graph.initializer.append(onnx.helper.make_tensor("last_row_index", onnx.TensorProto.INT64, [1], [-1]))
-    gather = onnx.helper.make_node("Gather", [head.input[0], "last_row_index"], ["last_row"], axis=1)
-    head.input[0] = "last_row"
-    graph.node.insert(list(graph.node).index(head), gather)
-    onnx.save(model, target)
-    return target
+
+def chain(subject, order):
+    begin = time.perf_counter()
+    subject.begin()
+    rows = [subject.extend(order["prompt"])]
+    chosen = [int(rows[0].argmax())]
+    first_ms = (time.perf_counter() - begin) * 1e3
+    keep = order["out"] is not None
+    rows = [np.array(rows[0])] if keep else []
+    while len(chosen) < order["tokens"]:
+        row = subject.extend([(order["forced"] or chosen)[len(chosen) - 1]])
+        chosen.append(int(row.argmax()))
+        if keep:
+            rows.append(np.array(row))
+    if keep:
+        np.array(rows, np.float32).tofile(order["out"])
+    return {"ids": chosen, "first_ms": first_ms}
+
+
+def say(answer):
+    print(json.dumps(answer), flush=True)
 
 
 def main():
-    engine, folder, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    start = time.perf_counter()
-    subject = Quern(folder, threads) if engine == "quern" else Ort(folder, threads, engine == "ort_shared")
-    print(json.dumps({"load_ms": (time.perf_counter() - start) * 1e3}), flush=True)
+    engine, folder, threads, capacity = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    try:
+        library, load = open_subject(engine, folder, threads, capacity)
+        base_mb = peak_mb()
+        begin = time.perf_counter()
+        subject = load()
+    except Exception as error:  # whatever an engine that was not written for this reports
+        say({"absent": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
+        return
+    say({"load_ms": (time.perf_counter() - begin) * 1e3, "facts": library.facts(), "base_mb": base_mb})
+    rng = np.random.default_rng(0)
     for line in sys.stdin:
         order = json.loads(line)
-        case, depth = order["case"], order["depth"]
-        if order.get("prepare", True):
-            subject.prepare(case, depth)
-            subject.call(case, depth)
-            subject.restore(case, depth)
-        samples = []
-        for _ in range(order["reps"]):
-            begin = time.perf_counter()
-            subject.call(case, depth)
-            samples.append((time.perf_counter() - begin) * 1e3)
-            subject.restore(case, depth)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps({"samples": samples, "rss_mb": peak}), flush=True)
+        answer = chain(subject, order) if order["case"] == "chain" else time_calls(subject, order, rng)
+        say(answer | {"rss_mb": peak_mb()})
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@
 #include "cpu/features.h"
 #include "cpu/memory.h"
 #include "cpu/pool.h"
+#include "cpu/read_bandwidth.h"
 
 namespace {
 
@@ -27,61 +28,46 @@ using quern::cpu::Features;
 using quern::cpu::Pool;
 
 // ---- Reading ----
-// Four streams, as a product that walks four panels at once. On Zen 4 the forms below agree within 3 %: 8-byte loads
-// gave 27 % less, a prefetch to L1 or from 2 KiB ahead up to 25 % less, 1, 2, 6 and 8 streams not more.
+// The forms beside the one of cpu/read_bandwidth.h.
+
+using quern::cpu::kReadAhead;
+using quern::cpu::kReadLine;
+using quern::cpu::kReadPieceBytes;
+using quern::cpu::kReadStreamBytes;
+using quern::cpu::kReadStreams;
 
 constexpr size_t kBufferBytes = size_t{256} << 20;  // well beyond the last-level cache
-constexpr size_t kPieceBytes = size_t{16} << 20;
-constexpr int64_t kPieces = kBufferBytes / kPieceBytes;
-constexpr int kStreams = 4;
-constexpr size_t kStreamBytes = kPieceBytes / kStreams;
-constexpr size_t kLine = 64;
-constexpr size_t kAhead = 1024;
+constexpr int64_t kPieces = kBufferBytes / kReadPieceBytes;
 constexpr int kToSecondLevel = 2;  // locality argument of __builtin_prefetch
 constexpr int kReadRepeats = 2;
 
-// Reads kPieceBytes and returns something that depends on all of them.
 using Reader = uint64_t (*)(const std::byte* piece);
-
-using Vector16 = uint64_t __attribute__((vector_size(16)));
-uint64_t read_16(const std::byte* piece) {
-  Vector16 seen[kStreams] = {};
-  for (size_t i = 0; i < kStreamBytes; i += kLine) {
-    for (size_t s = 0; s < kStreams; s++) {
-      const auto* line = reinterpret_cast<const Vector16*>(piece + s * kStreamBytes + i);
-      __builtin_prefetch(reinterpret_cast<const std::byte*>(line) + kAhead, 0, kToSecondLevel);
-      for (size_t k = 0; k < kLine / sizeof(Vector16); k++) seen[s] |= line[k];
-    }
-  }
-  const Vector16 all = seen[0] | seen[1] | seen[2] | seen[3];
-  return all[0] | all[1];
-}
 
 #if defined(__x86_64__)
 template <bool Prefetch>
 __attribute__((target("avx2"))) uint64_t read_32(const std::byte* piece) {
-  __m256i seen[kStreams] = {};
-  for (size_t i = 0; i < kStreamBytes; i += kLine) {
+  __m256i seen[kReadStreams] = {};
+  for (size_t i = 0; i < kReadStreamBytes; i += kReadLine) {
 #pragma GCC unroll 4
-    for (size_t s = 0; s < kStreams; s++) {
-      const std::byte* line = piece + s * kStreamBytes + i;
-      if (Prefetch) __builtin_prefetch(line + kAhead, 0, kToSecondLevel);
+    for (size_t s = 0; s < kReadStreams; s++) {
+      const std::byte* line = piece + s * kReadStreamBytes + i;
+      if (Prefetch) __builtin_prefetch(line + kReadAhead, 0, kToSecondLevel);
       const auto* halves = reinterpret_cast<const __m256i*>(line);
       seen[s] = _mm256_or_si256(seen[s], _mm256_or_si256(_mm256_load_si256(halves), _mm256_load_si256(halves + 1)));
     }
   }
-  uint64_t lanes[kStreams];
-  for (int s = 0; s < kStreams; s++) lanes[s] = static_cast<uint64_t>(_mm256_extract_epi64(seen[s], 0));
+  uint64_t lanes[kReadStreams];
+  for (int s = 0; s < kReadStreams; s++) lanes[s] = static_cast<uint64_t>(_mm256_extract_epi64(seen[s], 0));
   return lanes[0] | lanes[1] | lanes[2] | lanes[3];
 }
 
 __attribute__((target("avx512f"))) uint64_t read_64(const std::byte* piece) {
-  __m512i seen[kStreams] = {};
-  for (size_t i = 0; i < kStreamBytes; i += kLine) {
+  __m512i seen[kReadStreams] = {};
+  for (size_t i = 0; i < kReadStreamBytes; i += kReadLine) {
 #pragma GCC unroll 4
-    for (size_t s = 0; s < kStreams; s++) {
-      const std::byte* line = piece + s * kStreamBytes + i;
-      __builtin_prefetch(line + kAhead, 0, kToSecondLevel);
+    for (size_t s = 0; s < kReadStreams; s++) {
+      const std::byte* line = piece + s * kReadStreamBytes + i;
+      __builtin_prefetch(line + kReadAhead, 0, kToSecondLevel);
       seen[s] = _mm512_or_si512(seen[s], _mm512_load_si512(line));
     }
   }
@@ -186,7 +172,7 @@ Forms list_forms(const Features& usable) {
     forms.fp32.push_back({"vfmadd231ps ymm", spin_fma_ymm, 8 * kOps});
   }
 #endif
-  if (forms.read.empty()) forms.read.push_back({"16-byte loads, prefetch", read_16});
+  if (forms.read.empty()) forms.read.push_back({"16-byte loads, prefetch", quern::cpu::read_piece});
   if (forms.int8.empty()) forms.int8.push_back({"16-bit product and sum, 16 bytes", spin_portable<Shorts>, 8 * kOps});
   if (forms.fp32.empty()) forms.fp32.push_back({"product and sum, 16 bytes", spin_portable<Floats>, 4 * kOps});
   return forms;
@@ -210,7 +196,7 @@ Best best_of(Pool& pool, const std::vector<Form<Function>>& forms, int repeats, 
       });
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       // A throughput form says how much a task does; reading always does a piece.
-      const double task = form.operations > 0 ? form.operations * kRounds * kAccumulators : kPieceBytes;
+      const double task = form.operations > 0 ? form.operations * kRounds * kAccumulators : kReadPieceBytes;
       const double giga = static_cast<double>(count) * task / seconds / 1e9;
       if (giga > best.giga) best = {giga, form.name};
     }
@@ -234,7 +220,7 @@ int main(int argc, char** argv) {
   Pool pool(threads);
   volatile uint64_t sink = 0;
   const auto read = [&](const Form<Reader>& form, int64_t i) {
-    sink = form.run(buffer->as<std::byte>() + static_cast<size_t>(i) * kPieceBytes);
+    sink = form.run(buffer->as<std::byte>() + static_cast<size_t>(i) * kReadPieceBytes);
   };
   const auto spin = [](const Form<Spinner>& form, int64_t) { form.run(kRounds); };
   std::string line;

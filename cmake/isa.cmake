@@ -6,6 +6,7 @@ set(QUERN_ISA_FLAGS_avxvnni -mavx2 -mfma -mf16c -mavxvnni)
 set(QUERN_ISA_FLAGS_avx512vnni -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
     # g++ 12 warns about its own undefined-value intrinsics.
     -Wno-maybe-uninitialized -Wno-uninitialized)
+set(QUERN_ISA_FLAGS_avx512bf16 ${QUERN_ISA_FLAGS_avx512vnni} -mavx512bf16)
 
 # quern_set_isa_flags(files...): by file name x86_<isa>.cc or x86_<isa>_<what>.cc
 function(quern_set_isa_flags)

@@ -20,3 +20,15 @@ target_link_options(quern_python PRIVATE -Wl,--exclude-libs,ALL)
 set(QUERN_PYTHON_DIR ${PROJECT_BINARY_DIR}/python/quern)
 set_target_properties(quern_python PROPERTIES OUTPUT_NAME _quern LIBRARY_OUTPUT_DIRECTORY ${QUERN_PYTHON_DIR})
 configure_file(${PROJECT_SOURCE_DIR}/src/python/__init__.py ${QUERN_PYTHON_DIR}/__init__.py COPYONLY)
+file(TOUCH ${QUERN_PYTHON_DIR}/py.typed)
+install(TARGETS quern_python LIBRARY DESTINATION quern COMPONENT python EXCLUDE_FROM_ALL)
+install(FILES ${QUERN_PYTHON_DIR}/__init__.py ${QUERN_PYTHON_DIR}/py.typed
+        DESTINATION quern COMPONENT python EXCLUDE_FROM_ALL)
+# Types for editors and checkers come from the module itself, which must be loaded for it.
+if(NOT QUERN_SANITIZE)
+  set(stubs ${QUERN_PYTHON_DIR}/_quern/__init__.pyi ${QUERN_PYTHON_DIR}/_quern/ops.pyi)
+  nanobind_add_stub(quern_stubs RECURSIVE MODULE quern._quern PYTHON_PATH ${PROJECT_BINARY_DIR}/python
+                    OUTPUT_PATH ${QUERN_PYTHON_DIR} OUTPUT ${stubs} DEPENDS quern_python
+                    PATTERN_FILE ${PROJECT_SOURCE_DIR}/src/python/stubs.pattern)
+  install(FILES ${stubs} DESTINATION quern/_quern COMPONENT python EXCLUDE_FROM_ALL)
+endif()

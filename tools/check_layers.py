@@ -24,11 +24,13 @@ MAY_INCLUDE = {
     "model": {"base", "cpu", "ops", "formats", "graph"},
     "engine": {"base", "cpu", "model", "text"},
     "http": {"base", "formats", "engine"},
-    # inspect and tokenize look below the engine; every other command sees engine/engine.h and engine/session.h only.
+    # inspect and tokenize look below the engine, bench at the machine; every other command sees engine/engine.h and
+    # engine/session.h only.
     "cli": {"base", "engine"},
+    "c": {"base", "engine"},
     "python": {"base", "cpu", "ops", "formats", "graph", "engine"},
 }
-CLI_LOOKS_LOWER = {"inspect.cc": {"cpu", "ops", "model"}, "tokenize.cc": {"text", "formats"}, "output.cc": {"text"}}
+CLI_LOOKS_LOWER = {"inspect.cc": {"cpu", "ops", "model"}, "tokenize.cc": {"text", "formats"}, "output.cc": {"text"}, "bench.cc": {"cpu"}}
 # Who may include CUDA headers.
 CUDA = re.compile(r"^(cuda/|ops/[^/]+/cuda\.cu$)")
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.M)
@@ -42,7 +44,8 @@ def room_of(path: str) -> str | None:
 
 
 def is_test(path: pathlib.Path) -> bool:
-    return path.name in ("test.cc", "bench.cc", "test_support.h") or path.stem.endswith("_test")
+    in_room = room_of(path.relative_to(ROOT).as_posix()) is not None
+    return in_room and path.name in ("test.cc", "bench.cc", "test_support.h") or path.stem.endswith("_test")
 
 
 def check_file(path: pathlib.Path) -> list[str]:

@@ -110,10 +110,11 @@ def pack_nibbles(codes):
 class Gaussian:
     """Random rows of one named tensor: its own stream, so a value depends on seed and name and not on the order."""
 
-    def __init__(self, seed, name, columns, spread, centre=0.0, row_spread=0.0):
+    def __init__(self, seed, name, columns, spread, centre=0.0, row_spread=0.0, rounded=True):
         self.rng = np.random.Generator(np.random.PCG64([seed, zlib.crc32(name.encode())]))
         self.columns, self.spread, self.centre = columns, np.float32(spread), np.float32(centre)
         self.row_spread = row_spread  # of the logarithm of a row's length
+        self.rounded = rounded  # to bfloat16, as published weights are
 
     def rows(self, count):
         w = self.rng.standard_normal((count, self.columns), dtype=np.float32)
@@ -121,7 +122,7 @@ class Gaussian:
         w += self.centre
         if self.row_spread:
             w *= np.exp(self.row_spread * self.rng.standard_normal((count, 1))).astype(np.float32)
-        return bf16(w)
+        return bf16(w) if self.rounded else w
 
 
 class Stacked:
@@ -276,7 +277,7 @@ class Graph:
 
     def matrix(self, path, k, spread=1.0, row_spread=0.0):
         """[N,K] weights whose outputs are about `spread` times as large as the inputs."""
-        return Gaussian(self.args.seed, path, k, spread / math.sqrt(k), row_spread=row_spread)
+        return Gaussian(self.args.seed, path, k, spread / math.sqrt(k), row_spread=row_spread, rounded=self.args.scales == "bf16")
 
     def branch_spread(self):
         """All 2L branches together weigh as much as the embedding; larger ones make rounding noise grow with depth."""
@@ -502,6 +503,8 @@ def parse_arguments():
     parser.add_argument("--opset", type=int, choices=range(21, 27), default=21)
     parser.add_argument("--block", type=int, choices=[16, 32, 64, 128, 256], default=32, help="weights per scale")
     parser.add_argument("--asymmetric", action="store_true", help="quantize with zero points")
+    parser.add_argument("--scales", choices=["bf16", "fp32"], default="bf16",
+                        help="draw the weights as bfloat16, which makes the scales exact in it too, or as float32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokenizer", metavar="FOLDER", help="take tokenizer.json and tokenizer_config.json from here")
     args = parser.parse_args()

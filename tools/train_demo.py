@@ -192,14 +192,21 @@ def make_model(ids):
 
 def loss_of(model, batch):
     """Mean negative log-likelihood of every token but the first of each row."""
+    model.set_attn_implementation("eager" if batch.shape[1] < FUSED_ATTENTION_FROM else "sdpa")
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(input_ids=batch[:, :-1], use_cache=False).last_hidden_state
         logits = model.lm_head(hidden)
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
+def cosine(args, step):
+    """Share of the largest rate: a linear warm-up, then a cosine down to a fiftieth."""
+    progress = max(0, step - args.warmup) / max(1, args.steps - args.warmup)
+    return min(1, (step + 1) / args.warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
 @torch.no_grad()
-def held_out_loss(model, tokens, length=512):
+def held_out_loss(model, loss_of, tokens, length=512):
     """Over consecutive pieces of the held-out text; pieces start without context."""
     model.eval()
     rows = torch.from_numpy(tokens[: len(tokens) // length * length].astype(np.int64).reshape(-1, length))
@@ -224,7 +231,9 @@ def save(model, optimizer, facts, folder):
     shutil.rmtree(old, ignore_errors=True)
 
 
-def train(args):
+def train(args, make_model, loss_of, schedule):
+    """`make_model(ids)` from the ids of the added tokens, `loss_of(model, batch)` of rows of token ids,
+    `schedule(args, step)` as cosine()."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     training, held = split_chapters(read_chapters())
@@ -234,7 +243,7 @@ def train(args):
     held_tokens = np.concatenate([np.array(e.ids + [ids["<|endoftext|>"]]) for e in
                                   tokenizer.encode_batch([chapter_text(c) for c in held])])
     model = make_model(ids)
-    matrices = [p for p in model.parameters() if p.ndim == 2]
+    matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": args.decay}, {"params": vectors, "weight_decay": 0.0}],
                                   lr=args.rate, betas=(0.9, 0.95), fused=True)
@@ -257,9 +266,7 @@ def train(args):
         batch = stream.batch(args.batch_tokens // length, length)
         if step < first:
             continue
-        model.set_attn_implementation("eager" if length < FUSED_ATTENTION_FROM else "sdpa")
-        progress = max(0, step - args.warmup) / max(1, args.steps - args.warmup)
-        rate = args.rate * min(1, (step + 1) / args.warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+        rate = args.rate * schedule(args, step)
         for group in optimizer.param_groups:
             group["lr"] = rate
         loss = loss_of(model, batch)
@@ -273,27 +280,32 @@ def train(args):
                   f"{time.process_time() - used:.0f} s of processor time", flush=True)
             recent = []
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
-            print(f"step {step + 1} held-out loss {held_out_loss(model, held_tokens):.4f}", flush=True)
+            print(f"step {step + 1} held-out loss {held_out_loss(model, loss_of, held_tokens):.4f}", flush=True)
             facts |= {"step": step + 1, "tokens_seen": (step + 1) * args.batch_tokens, "epochs": stream.epochs}
             facts["processor_seconds"] = spent + round(time.process_time() - used)
             save(model, optimizer, facts, folder)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse_arguments(description, steps, stages, rate, save_every):
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", metavar="WORK", help="folder for the tokenizer, the checkpoint and the log of settings")
-    parser.add_argument("--steps", type=int, default=4400)
+    parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--batch-tokens", type=int, default=2048)
-    parser.add_argument("--stages", default="256:0.55,512:0.9,2048:1", help="row lengths and where each ends")
+    parser.add_argument("--stages", default=stages, help="row lengths and where each ends")
     parser.add_argument("--chat-share", type=float, default=0.15, help="chat tokens for one token of plain text")
-    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--rate", type=float, default=rate)
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--decay", type=float, default=0.1)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save-every", type=int, default=250)
+    parser.add_argument("--save-every", type=int, default=save_every)
     parser.add_argument("--resume", action="store_true")
-    train(parser.parse_args())
+    return parser.parse_args()
+
+
+def main():
+    args = parse_arguments(__doc__, steps=4400, stages="256:0.55,512:0.9,2048:1", rate=2e-3, save_every=250)
+    train(args, make_model, loss_of, cosine)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@
 
 namespace quern {
 
-enum class DType : uint8_t { f32, f64, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, boolean, u4, i4 };
+enum class DType : uint8_t { f32, f64, f16, bf16, i64, i32, i16, i8, u64, u32, u16, u8, boolean, f8_e4m3, u4, i4 };
 
 // Bits one element takes; the packed 4-bit types put the element with the lower index into the low nibble.
 constexpr int bits_of(DType t) {
@@ -29,7 +29,8 @@ constexpr int bits_of(DType t) {
     case DType::u16: return 16;
     case DType::i8:
     case DType::u8:
-    case DType::boolean: return 8;
+    case DType::boolean:
+    case DType::f8_e4m3: return 8;
     case DType::u4:
     case DType::i4: return 4;
   }
@@ -59,6 +60,7 @@ constexpr std::string_view dtype_name(DType t) {
     case DType::u16: return "uint16";
     case DType::u8: return "uint8";
     case DType::boolean: return "bool";
+    case DType::f8_e4m3: return "float8_e4m3fn";
     case DType::u4: return "uint4";
     case DType::i4: return "int4";
   }

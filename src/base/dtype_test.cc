@@ -11,15 +11,15 @@
 namespace quern {
 namespace {
 
-constexpr DType kAll[] = {DType::f32, DType::f64, DType::f16,     DType::bf16, DType::i64,
-                          DType::i32, DType::i16, DType::i8,      DType::u64,  DType::u32,
-                          DType::u16, DType::u8,  DType::boolean, DType::u4,   DType::i4};
+constexpr DType kAll[] = {DType::f32,     DType::f64,     DType::f16, DType::bf16, DType::i64, DType::i32,
+                          DType::i16,     DType::i8,      DType::u64, DType::u32,  DType::u16, DType::u8,
+                          DType::boolean, DType::f8_e4m3, DType::u4,  DType::i4};
 
 TEST(DType, BitsOfEveryType) {
   for (DType t : {DType::f64, DType::i64, DType::u64}) EXPECT_EQ(bits_of(t), 64) << dtype_name(t);
   for (DType t : {DType::f32, DType::i32, DType::u32}) EXPECT_EQ(bits_of(t), 32) << dtype_name(t);
   for (DType t : {DType::f16, DType::bf16, DType::i16, DType::u16}) EXPECT_EQ(bits_of(t), 16) << dtype_name(t);
-  for (DType t : {DType::i8, DType::u8, DType::boolean}) EXPECT_EQ(bits_of(t), 8) << dtype_name(t);
+  for (DType t : {DType::i8, DType::u8, DType::boolean, DType::f8_e4m3}) EXPECT_EQ(bits_of(t), 8) << dtype_name(t);
   for (DType t : {DType::u4, DType::i4}) EXPECT_EQ(bits_of(t), 4) << dtype_name(t);
 }
 

@@ -17,6 +17,15 @@ Error io_error(const std::filesystem::path& path, const char* action) {
   return {Errc::io, std::string("cannot ") + action + ": " + std::strerror(errno), path.string()};
 }
 
+// For the whole pages inside of the part. Advice: nothing depends on whether the system takes it.
+void advise(std::span<const std::byte> part, int advice) {
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(part.data());
+  const uintptr_t first = (begin + page - 1) / page * page;
+  const uintptr_t last = (begin + part.size()) / page * page;
+  if (first < last) ::madvise(reinterpret_cast<void*>(first), last - first, advice);
+}
+
 }  // namespace
 
 Result<FileMap> FileMap::open(const std::filesystem::path& path) {
@@ -39,34 +48,48 @@ Result<FileMap> FileMap::open(const std::filesystem::path& path) {
     void* base = ::mmap(nullptr, map.size_, PROT_READ, MAP_PRIVATE, fd, 0);
     if (base == MAP_FAILED) {
       Error error = io_error(path, "map");
+      if (errno == ENOMEM) error.code = Errc::no_memory;
       ::close(fd);
       return error;
     }
     map.base_ = base;
   }
-  ::close(fd);
+  map.fd_ = fd;
   return map;
 }
 
 FileMap::FileMap(FileMap&& other) noexcept
-    : base_(std::exchange(other.base_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : base_(std::exchange(other.base_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      fd_(std::exchange(other.fd_, -1)) {}
 
 FileMap& FileMap::operator=(FileMap&& other) noexcept {
   std::swap(base_, other.base_);
   std::swap(size_, other.size_);
+  std::swap(fd_, other.fd_);
   return *this;
 }
 
 FileMap::~FileMap() {
   if (base_ != nullptr) ::munmap(base_, size_);
+  if (fd_ >= 0) ::close(fd_);
 }
 
-void FileMap::drop_pages(std::span<const std::byte> part) const {
-  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(part.data());
-  const uintptr_t first = (begin + page - 1) / page * page;
-  const uintptr_t last = (begin + part.size()) / page * page;
-  if (first < last) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+void FileMap::drop_pages(std::span<const std::byte> part) const { advise(part, MADV_DONTNEED); }
+
+Result<void> FileMap::copy(std::span<const std::byte> part, std::span<std::byte> out) const {
+  auto at = static_cast<off_t>(part.data() - bytes().data());
+  while (!out.empty()) {
+    const ssize_t got = ::pread(fd_, out.data(), out.size(), at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return Error{Errc::io, std::string("cannot read: ") + std::strerror(errno), ""};
+    if (got == 0) return Error{Errc::io, "cannot read: the file has become shorter", ""};
+    out = out.subspan(static_cast<size_t>(got));
+    at += got;
+  }
+  return {};
 }
+
+void FileMap::expect_random_reads(std::span<const std::byte> part) const { advise(part, MADV_RANDOM); }
 
 }  // namespace quern

@@ -4,11 +4,15 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <span>
 
 #include "base/error.h"
 
 namespace quern {
+
+// Fills `out` with the bytes of `part`, which lie in a map or are named by their place in it; FileMap::copy() is one.
+using CopyBytes = std::function<Result<void>(std::span<const std::byte> part, std::span<std::byte> out)>;
 
 // Move-only. Safe to read from any number of threads.
 class FileMap {
@@ -30,9 +34,18 @@ class FileMap {
   // Only whole pages inside the part are dropped; the content stays readable.
   void drop_pages(std::span<const std::byte> part) const;
 
+  // Copies `part` (inside bytes()) through the file, so that a sample of a large map makes none of its pages resident.
+  // `out` has the same size. Errors: io, with no place.
+  Result<void> copy(std::span<const std::byte> part, std::span<std::byte> out) const;
+
+  // Tells the kernel that reads of `part` (inside bytes()) come in no order, so that it reads no more than the pages
+  // that are touched. Only whole pages inside the part are affected.
+  void expect_random_reads(std::span<const std::byte> part) const;
+
  private:
   void* base_ = nullptr;
   size_t size_ = 0;
+  int fd_ = -1;
 };
 
 }  // namespace quern

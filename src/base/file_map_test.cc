@@ -119,5 +119,23 @@ TEST_F(FileMapTest, ContentStaysReadableAfterItsPagesAreDropped) {
   }
 }
 
+TEST_F(FileMapTest, PartsAreCopiedAndAFileThatBecameShorterIsAnError) {
+  const std::string text = long_text();
+  const std::filesystem::path path = put("file", text);
+  const Result<FileMap> map = FileMap::open(path);
+  ASSERT_TRUE(map.ok());
+  std::string copied(7, ' ');
+  const auto out = std::as_writable_bytes(std::span(copied));
+  ASSERT_TRUE(map->copy(map->bytes().subspan(4093, 7), out).ok());
+  EXPECT_EQ(copied, text.substr(4093, 7));
+  ASSERT_TRUE(map->copy(map->bytes().last(7), out).ok());
+  EXPECT_EQ(copied, text.substr(text.size() - 7));
+  EXPECT_TRUE(map->copy(map->bytes().last(0), {}).ok());
+  std::filesystem::resize_file(path, text.size() - 1);
+  const auto cut = map->copy(map->bytes().last(7), out);
+  ASSERT_FALSE(cut.ok());
+  EXPECT_EQ(cut.error().code, Errc::io);
+}
+
 }  // namespace
 }  // namespace quern

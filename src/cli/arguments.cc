@@ -52,25 +52,49 @@ CLI::Option* add_whole_list(CLI::App& app, const std::string& name, std::vector<
   return app.add_option_function<std::string>(name, read, text)->type_name("N,N,...");
 }
 
+float read_number(const std::string& option, std::string_view word, const NumberRange& range) {
+  double value = 0;
+  const auto [end, failure] = std::from_chars(word.data(), word.data() + word.size(), value);
+  const bool whole_word = failure == std::errc() && end == word.data() + word.size();
+  // Narrowed only where it fits; false for a NaN.
+  const bool fits = whole_word && value >= static_cast<double>(range.least) && value <= static_cast<double>(range.most);
+  if (fits && !(range.above_least && static_cast<float>(value) == range.least)) return static_cast<float>(value);
+  refuse_word(option, word,
+              range.above_least ? fmt::format("numbers above {} and up to {}", range.least, range.most)
+                                : fmt::format("numbers from {} to {}", range.least, range.most));
+}
+
 CLI::Option* add_number(CLI::App& app, const std::string& name, std::optional<float>& to, const std::string& text,
-                        float most, bool above_zero) {
-  const auto read = [name, &to, most, above_zero](const std::string& word) {
-    double value = 0;
-    const auto [end, failure] = std::from_chars(word.data(), word.data() + word.size(), value);
-    const bool whole_word = failure == std::errc() && end == word.data() + word.size();
-    // Narrowed only where it fits; false for a NaN.
-    const bool fits = whole_word && value >= 0 && value <= static_cast<double>(most);
-    if (!fits || (above_zero && static_cast<float>(value) == 0)) {
-      refuse_word(name, word, fmt::format("numbers {} to {}", above_zero ? "above 0 and up" : "from 0", most));
-    }
-    to = static_cast<float>(value);
-  };
+                        const NumberRange& range) {
+  const auto read = [name, &to, range](const std::string& word) { to = read_number(name, word, range); };
   return app.add_option_function<std::string>(name, read, text)->type_name("X");
 }
 
-CLI::Option* add_no_fuse(CLI::App& app, std::vector<std::string>& to) {
-  const auto add = [&to](const std::vector<std::string>& names) { to = names; };
-  return app.add_option_function<std::vector<std::string>>("--no-fuse", add, "Leave out the graph pass of this name")
+CLI::Option* add_context(CLI::App& app, int32_t& to) {
+  return add_whole<int32_t>(app, "--ctx", to,
+                            "Tokens that the context holds; without it, as many as the model has positions for and "
+                            "memory has room for",
+                            1);
+}
+
+void add_opening(CLI::App& app, engine::EngineOptions& to) {
+  const auto add_type = [&](const char* name, std::string& type, std::vector<std::string_view> types,
+                            const char* text) {
+    const auto read = [name, &type, types](const std::string& word) {
+      if (std::ranges::find(types, word) == types.end()) {
+        refuse_word(name, word, fmt::format("one of {}", fmt::join(types, ", ")));
+      }
+      type = word;
+    };
+    app.add_option_function<std::string>(name, read, text)->type_name("TYPE");
+  };
+  add_type("--compute", to.compute, {"fp32", "bf16"},
+           "What a safetensors model is computed in; what its authors intend without it");
+  const auto kinds = engine::kv_types();
+  add_type("--kv", to.kv, {kinds.begin(), kinds.end()},
+           "What an ONNX model's keys and values are kept as; fp16 without it");
+  const auto leave_out = [&to](const std::vector<std::string>& names) { to.no_fuse = names; };
+  app.add_option_function<std::vector<std::string>>("--no-fuse", leave_out, "Leave out the graph pass of this name")
       ->type_name("NAME")
       ->allow_extra_args(false);
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "engine/engine.h"
 
 namespace quern::cli {
 
@@ -39,12 +40,24 @@ CLI::Option* add_whole(CLI::App& app, const std::string& name, To& to, const std
 CLI::Option* add_whole_list(CLI::App& app, const std::string& name, std::vector<int32_t>& to, const std::string& text,
                             int32_t least, int32_t most);
 
-// A number of 32 bits. `above_zero`: neither 0 nor what rounds to it.
-CLI::Option* add_number(CLI::App& app, const std::string& name, std::optional<float>& to, const std::string& text,
-                        float most, bool above_zero);
+struct NumberRange {
+  float least = 0;
+  float most = 0;
+  bool above_least = false;  // neither `least` nor what rounds to it
+};
 
-// --no-fuse NAME, any number of times. Which names there are is known once the model is open.
-CLI::Option* add_no_fuse(CLI::App& app, std::vector<std::string>& to);
+// A number of 32 bits. Throws CLI::ValidationError.
+float read_number(const std::string& option, std::string_view word, const NumberRange& range);
+
+CLI::Option* add_number(CLI::App& app, const std::string& name, std::optional<float>& to, const std::string& text,
+                        const NumberRange& range);
+
+// How the model is opened: --compute TYPE, --kv TYPE, and --no-fuse NAME any number of times. What the model has of
+// each is known once it is open.
+void add_opening(CLI::App& app, engine::EngineOptions& to);
+
+// --ctx N: positions of a timeline, EngineOptions::context_tokens.
+CLI::Option* add_context(CLI::App& app, int32_t& to);
 
 // Token ids in decimal, one or several in a word, separated by commas. They stay words: which ids there are is known
 // once the model is open, and what is refused then is shown as it was written. Throws CLI::ValidationError.

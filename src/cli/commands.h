@@ -14,8 +14,10 @@ using Action = std::function<Result<int>()>;
 
 // Each adds its subcommands to `app`; the one that is parsed sets `chosen`.
 void add_run(CLI::App& app, Action& chosen);
+void add_chat(CLI::App& app, Action& chosen);
 void add_inspect(CLI::App& app, Action& chosen);
 void add_bench(CLI::App& app, Action& chosen);
+void add_perplexity(CLI::App& app, Action& chosen);
 void add_tokenize(CLI::App& app, Action& chosen);  // tokenize and detokenize
 
 }  // namespace quern::cli

@@ -15,7 +15,9 @@ Json describe_memory(const engine::Engine& engine, const engine::Session* sessio
   Json json = {{"weight_bytes", memory.model.weight_bytes},
                {"serialized_weight_bytes", memory.model.serialized_weight_bytes},
                {"constant_bytes", memory.model.constant_bytes},
-               {"preparations", memory.model.preparations}};
+               {"preparations", memory.model.preparations},
+               {"kv_type", memory.model.kv_type},
+               {"kv_token_bytes", memory.model.kv_token_bytes}};
   if (session != nullptr) {
     json["session_bytes"] = session->bytes();
     json["session_workspace_bytes"] = session->workspace_bytes();
@@ -28,12 +30,22 @@ Json describe_memory(const engine::Engine& engine, const engine::Session* sessio
         {"allocations", memory.process.allocations[t]}};
   }
   json["peak_resident_bytes"] = memory.peak_resident;
+  const engine::MemoryEstimate& estimate = memory.estimate;
+  json["estimate"] = {{"program_bytes", estimate.program},
+                      {"tokenizer_bytes", estimate.tokenizer},
+                      {"weight_bytes", estimate.weights},
+                      {"cache_bytes", estimate.cache},
+                      {"workspace_bytes", estimate.workspace},
+                      {"total_bytes", estimate.total()},
+                      {"mapped_bytes", estimate.mapped},
+                      {"available_bytes", estimate.available},
+                      {"available_bound", json_text(estimate.bound)}};
   return json;
 }
 
 std::string describe_features(const cpu::Features& features) {
   std::string text;
-  for (const cpu::Isa isa : {cpu::Isa::scalar, cpu::Isa::avx2, cpu::Isa::avxvnni, cpu::Isa::avx512vnni}) {
+  for (const cpu::Isa isa : cpu::kIsas) {
     if (!features.has(isa)) continue;
     if (!text.empty()) text += ' ';
     text += cpu::isa_name(isa);

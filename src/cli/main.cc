@@ -10,6 +10,7 @@
 #include <new>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "base/quote_name.h"
 #include "cli/arguments.h"
 #include "cli/commands.h"
+#include "cli/interrupt.h"
 #include "cli/output.h"
 
 namespace quern::cli {
@@ -25,14 +27,17 @@ namespace {
 constexpr int kExitUsage = 2;
 
 int fail(const Error& error) {
-  write_message(fmt::format("quern: {}: {}\n", errc_name(error.code), error.message()));
+  // Whoever interrupted knows it.
+  if (error.code != Errc::cancelled) {
+    write_message(fmt::format("quern: {}: {}\n", errc_name(error.code), one_line(error.message())));
+  }
   return exit_code(error.code);
 }
 
-int fail_usage(const CLI::App& app, const CLI::ParseError& error) {
-  std::ostringstream unused, message;
-  app.exit(error, unused, message);
-  write_message(message.str());
+int fail_usage(const CLI::App& app, std::string_view what) {
+  const auto commands = app.get_subcommands();
+  const std::string command = commands.empty() ? "quern" : "quern " + commands.front()->get_name();
+  write_message(fmt::format("quern: usage: {}; see {} --help\n", one_line(what), command));
   return kExitUsage;
 }
 
@@ -42,9 +47,7 @@ int fail_command(const CLI::App& app, const std::string& word) {
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     names += (names.empty() ? "" : ", ") + command->get_name();
   }
-  write_message(fmt::format("{} is not a command; commands are {}\nRun with --help for more information.\n",
-                            quote_name(word), names));
-  return kExitUsage;
+  return fail_usage(app, fmt::format("{} is not a command, commands are {}", quote_name(word), names));
 }
 
 int run(int argc, char** argv) {
@@ -53,8 +56,10 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   Action chosen;
   add_run(app, chosen);
+  add_chat(app, chosen);
   add_inspect(app, chosen);
   add_bench(app, chosen);
+  add_perplexity(app, chosen);
   add_tokenize(app, chosen);
   try {
     std::vector<std::string> words = words_of(app, argc, argv);
@@ -68,9 +73,9 @@ int run(int argc, char** argv) {
     return written.ok() ? 0 : fail(written.error());
   } catch (const CLI::RequiredError& e) {
     if (app.get_subcommands().empty() && app.remaining_size() > 0) return fail_command(app, app.remaining().front());
-    return fail_usage(app, e);
+    return fail_usage(app, e.what());
   } catch (const CLI::ParseError& e) {
-    return fail_usage(app, e);
+    return fail_usage(app, e.what());
   }
   auto done = chosen();
   return done.ok() ? *done : fail(done.error());
@@ -80,8 +85,10 @@ int run(int argc, char** argv) {
 }  // namespace quern::cli
 
 int main(int argc, char** argv) {
+  quern::cli::watch_interrupts();
   // A reader that goes away is an output error like a full disk, not a silent death.
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // so is a file at its size limit
   quern::cli::hold_standard_streams();
   try {
     return quern::cli::run(argc, argv);

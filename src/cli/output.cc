@@ -5,6 +5,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/quote_name.h"
 #include "text/utf8.h"
 
 namespace quern::cli {
@@ -20,13 +22,24 @@ namespace {
 // Far above every prompt that a context holds. Devices have no end.
 constexpr size_t kMaxPromptBytes = size_t{64} << 20;
 
+// For its owner alone, as saved timelines are.
+constexpr mode_t kPrivate = S_IRUSR | S_IWUSR;
+
+Error io_failure(const char* what, int failure, const std::string& where) {
+  return {Errc::io, fmt::format("{} failed: {}", what, std::strerror(failure)), where};
+}
+
+Error prompt_too_large(const std::string& where) {
+  return bad_request(where, fmt::format("has more than {} bytes, which is the limit of a prompt", kMaxPromptBytes));
+}
+
 }  // namespace
 
 Result<void> write_out(std::string_view bytes) {
   if (bytes.empty()) return {};
   const size_t written = std::fwrite(bytes.data(), 1, bytes.size(), stdout);
   if (written == bytes.size() && std::fflush(stdout) == 0) return {};
-  return Error{Errc::io, fmt::format("writing failed: {}", std::strerror(errno)), "standard output"};
+  return io_failure("writing", errno, "standard output");
 }
 
 void write_message(std::string_view bytes) {
@@ -62,9 +75,9 @@ double json_number(float value) { return std::strtod(fmt::format("{}", value).c_
 
 Result<std::string> read_all(const std::string& path) {
   const bool standard = path == "-";
-  const std::string where = standard ? "standard input" : path;
+  const std::string where = standard ? "standard input" : path_place(path);
   std::FILE* file = standard ? stdin : std::fopen(path.c_str(), "rb");
-  if (file == nullptr) return Error{Errc::io, fmt::format("opening failed: {}", std::strerror(errno)), where};
+  if (file == nullptr) return io_failure("opening", errno, where);
   std::string bytes;
   char block[1 << 16];
   for (size_t got = 0; bytes.size() <= kMaxPromptBytes && (got = std::fread(block, 1, sizeof(block), file)) > 0;) {
@@ -72,11 +85,40 @@ Result<std::string> read_all(const std::string& path) {
   }
   const int failure = std::ferror(file) != 0 ? errno : 0;
   if (!standard) std::fclose(file);
-  if (failure != 0) return Error{Errc::io, fmt::format("reading failed: {}", std::strerror(failure)), where};
-  if (bytes.size() > kMaxPromptBytes) {
-    return bad_request(where, fmt::format("has more than {} bytes, which is the limit of a prompt", kMaxPromptBytes));
-  }
+  if (failure != 0) return io_failure("reading", failure, where);
+  if (bytes.size() > kMaxPromptBytes) return prompt_too_large(where);
   return bytes;
+}
+
+Result<std::optional<std::string>> read_line() {
+  const std::string where = "standard input";
+  std::string line;
+  int c = 0;
+  while ((c = std::getc(stdin)) != EOF && c != '\n') {
+    if (line.size() == kMaxPromptBytes) return prompt_too_large(where);
+    line += static_cast<char>(c);
+  }
+  if (c == EOF && std::ferror(stdin) != 0) return io_failure("reading", errno, where);
+  if (c == EOF && line.empty()) return std::optional<std::string>();
+  return std::optional(std::move(line));
+}
+
+Result<void> write_private_file(const std::string& path, std::string_view bytes) {
+  const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kPrivate);
+  if (descriptor < 0) return io_failure("opening", errno, path_place(path));
+  // A file that was there keeps its mode otherwise; devices and pipes do.
+  struct stat status {};
+  if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode)) (void)fchmod(descriptor, kPrivate);
+  std::FILE* file = fdopen(descriptor, "wb");
+  if (file == nullptr) {
+    const int failure = errno;
+    close(descriptor);
+    return io_failure("opening", failure, path);
+  }
+  const bool written = std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
+  const int failure = written ? 0 : errno;
+  if (std::fclose(file) != 0 || !written) return io_failure("writing", written ? errno : failure, path);
+  return {};
 }
 
 Progress::Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
@@ -84,7 +126,7 @@ Progress::Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
 // Return to the first column, the text, and erase what an earlier, longer line left.
 void Progress::show(std::string_view line) {
   if (!terminal_) return;
-  write_message(fmt::format("\r{}\x1b[K", line));
+  write_message(fmt::format("\r{}\x1b[K", one_line(line)));
   shown_ = true;
 }
 

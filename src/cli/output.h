@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -36,6 +37,11 @@ double json_number(float value);
 
 // All bytes of a file or, for "-", of standard input. Errors: io, bad_request (more than 64 MiB).
 Result<std::string> read_all(const std::string& path);
+
+// The next line of standard input without its end; nothing at the end. Errors: those of read_all().
+Result<std::optional<std::string>> read_line();
+// Only its owner may read the file, as with saved timelines. Errors: io, naming the file.
+Result<void> write_private_file(const std::string& path, std::string_view bytes);
 
 // One line on standard error that is rewritten in place; silent unless standard error is a terminal.
 class Progress {

@@ -1,16 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // quern run: one prompt in, its continuation out.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <csignal>
-#include <cstring>
-#include <limits>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -18,7 +12,10 @@
 #include "cli/arguments.h"
 #include "cli/commands.h"
 #include "cli/facts.h"
+#include "cli/interrupt.h"
 #include "cli/output.h"
+#include "cli/sampling.h"
+#include "engine/chat.h"
 #include "engine/engine.h"
 #include "engine/session.h"
 
@@ -32,66 +29,34 @@ struct RunOptions {
   std::optional<std::string> file;
   std::vector<std::string> prompt_ids;
   int32_t max_tokens = 256;
-  bool greedy = false;
-  std::optional<float> temperature;
-  std::optional<int32_t> top_k;
-  std::optional<float> top_p;
-  std::optional<uint64_t> seed;
-  int threads = 0;
-  std::vector<std::string> no_fuse;
+  SamplingFlags sampling;
+  std::vector<std::string> stop_strings;
+  std::optional<int32_t> log_probs;
+  int32_t repeat_guard = engine::GenerateOptions().repeat_guard;
+  bool chat = false;
+  bool no_think = false;
+  std::optional<std::string> load_state;
+  std::optional<std::string> save_state;
+  engine::EngineOptions opening;
   bool json = false;
 };
 
-// ---- interruption ----
-
-std::atomic<bool> interrupted{false};
-std::atomic<bool> stoppable{false};  // somebody looks at `interrupted`
-static_assert(std::atomic<bool>::is_always_lock_free, "used in a signal handler");
-// 128 + SIGINT, as shells report it.
-constexpr int kExitInterrupted = 130;
-
-extern "C" void on_interrupt(int) {
-  if (!stoppable.load() || interrupted.exchange(true)) _exit(kExitInterrupted);
-}
-
-void watch_interrupts() {
-  struct sigaction action {};
-  action.sa_handler = &on_interrupt;
-  action.sa_flags = SA_RESTART;  // text on its way out is not lost
-  sigaction(SIGINT, &action, nullptr);
-}
-
-// ---- pieces ----
-
-Result<std::vector<int32_t>> prompt_tokens(const RunOptions& options, const engine::Engine& engine) {
-  if (!options.prompt_ids.empty()) return read_ids(options.prompt_ids, "prompt token", engine.info().vocab);
+Result<std::vector<int32_t>> prompt_tokens(const RunOptions& options,
+                                           const std::shared_ptr<const engine::Engine>& engine) {
+  if (!options.prompt_ids.empty()) return read_ids(options.prompt_ids, "prompt token", engine->info().vocab);
   std::string text;
   if (options.prompt) {
     text = *options.prompt;
   } else {
     QUERN_TRY(text, read_all(options.file ? *options.file : "-"));
   }
-  QUERN_TRY(auto ids, engine.encode(text));
-  if (ids.empty()) return bad_request("prompt", "has no tokens, at least one is needed");
-  return ids;
-}
-
-Result<engine::SamplingOptions> sampling(const RunOptions& options, const engine::Engine& engine) {
-  engine::SamplingOptions result;
-  if (options.greedy) {
-    result.greedy = true;
-  } else if (options.temperature && options.top_k && options.top_p) {
-    result.temperature = *options.temperature;
-  } else {
-    QUERN_TRY(result, engine.default_sampling());
-    if (options.temperature || options.top_k || options.top_p) result.greedy = false;
-    if (options.temperature) result.temperature = *options.temperature;
+  if (options.chat) {
+    QUERN_TRY(const auto format, engine::ChatFormat::load(engine));
+    const auto thinking = options.no_think ? std::optional(false) : std::nullopt;
+    QUERN_TRY(auto prompt, format.prompt(engine::Messages{{{"role", "user"}, {"content", text}}}, thinking));
+    return std::move(prompt.ids);
   }
-  if (options.top_k) result.top_k = *options.top_k;
-  if (options.top_p) result.top_p = *options.top_p;
-  result.seed = options.seed ? *options.seed : std::random_device()() | uint64_t{std::random_device()()} << 32;
-  QUERN_TRY_VOID(engine::check_sampling(result));
-  return result;
+  return engine->encode(text);
 }
 
 struct Timings {
@@ -99,24 +64,29 @@ struct Timings {
   double prefill_ms = 0;
 };
 
-Json describe_sampling(const engine::SamplingOptions& sampling) {
-  if (sampling.greedy || sampling.temperature == 0) return {{"greedy", true}};
-  return {{"greedy", false},
-          {"temperature", json_number(sampling.temperature)},
-          {"top_k", sampling.top_k},
-          {"top_p", json_number(sampling.top_p)},
-          {"seed", sampling.seed}};
+Json describe_log_probs(const std::vector<engine::TokenLogProbs>& tokens) {
+  const auto entry = [](const engine::TokenLogProbs::Entry& e) { return Json{{"id", e.id}, {"log_prob", e.log_prob}}; };
+  Json json = Json::array();
+  for (const engine::TokenLogProbs& token : tokens) {
+    Json row = entry(token.chosen);
+    row["top"] = Json::array();
+    for (const auto& e : token.top) row["top"].push_back(entry(e));
+    json.push_back(row);
+  }
+  return json;
 }
 
-Json describe(const engine::Engine& engine, const engine::Session& session, const std::vector<int32_t>& prompt,
-              const engine::SamplingOptions& sampling, const engine::Generation& generation, const Timings& timings) {
+Json describe(const RunOptions& options, const engine::Engine& engine, const engine::Session& session,
+              const std::vector<int32_t>& prompt, const engine::SamplingOptions& sampling,
+              const engine::Generation& generation, const Timings& timings) {
   const engine::GenerateTimings& t = generation.timings;
   const model::StateCounters counters = session.counters();
   Json json;
   json["text"] = generation.text;
   json["token_ids"] = generation.token_ids;
   json["prompt_ids"] = prompt;
-  json["finish_reason"] = std::string(engine::finish_reason_name(generation.finish_reason));
+  if (options.log_probs) json["logprobs"] = describe_log_probs(generation.log_probs);
+  describe_finish(generation, json);
   json["timings"] = {{"load_ms", engine.load_ms()},
                      {"tokenize_ms", timings.tokenize_ms},
                      {"prefill_ms", timings.prefill_ms},
@@ -141,31 +111,32 @@ Json describe(const engine::Engine& engine, const engine::Session& session, cons
 }
 
 Result<int> run(const RunOptions& options) {
-  watch_interrupts();
+  if (options.save_state) QUERN_TRY_VOID(engine::Session::check_save(*options.save_state));
   Progress progress;
   progress.show(fmt::format("loading {}", options.model));
-  engine::EngineOptions engine_options;
-  engine_options.threads = options.threads;
-  engine_options.no_fuse = options.no_fuse;
-  QUERN_TRY(const auto engine, engine::Engine::open(options.model, engine_options));
+  QUERN_TRY(const auto engine, engine::Engine::open(options.model, options.opening));
   progress.clear();
-  QUERN_TRY(const engine::SamplingOptions chosen, sampling(options, *engine));
+  QUERN_TRY(const engine::SamplingOptions chosen, choose_sampling(options.sampling, *engine));
 
   Timings timings;
   int64_t start = now_ns();
-  QUERN_TRY(const std::vector<int32_t> prompt, prompt_tokens(options, *engine));
+  QUERN_TRY(const std::vector<int32_t> prompt, prompt_tokens(options, engine));
   timings.tokenize_ms = ms_since(start);
-  QUERN_TRY(auto session, engine->new_session());
+  QUERN_TRY(auto session,
+            options.load_state ? engine::Session::load(engine, *options.load_state) : engine->new_session());
+  if (prompt.empty() && session->tokens().empty()) {
+    return bad_request("prompt", "has no tokens, at least one is needed");
+  }
   if (prompt.size() <= static_cast<size_t>(engine->info().context_tokens)) {
     // What is asked for is usually short beside the prompt; a long limit is rarely reached.
     constexpr int64_t kMostReserved = 1024;
-    QUERN_TRY_VOID(
-        session->reserve(static_cast<int64_t>(prompt.size()) + std::min<int64_t>(options.max_tokens, kMostReserved)));
+    QUERN_TRY_VOID(session->reserve(static_cast<int64_t>(session->tokens().size() + prompt.size()) +
+                                    std::min<int64_t>(options.max_tokens, kMostReserved)));
   }
-  stoppable.store(true);
+  const engine::CancelFlag interrupted = answer_interrupts();
   start = now_ns();
   engine::AppendOptions append;
-  append.cancel = &interrupted;
+  append.cancel = interrupted;
   append.progress = [&](int64_t done, int64_t total) {
     progress.show(fmt::format("prompt: {} of {} tokens", done, total));
   };
@@ -176,7 +147,10 @@ Result<int> run(const RunOptions& options) {
   engine::GenerateOptions generate;
   generate.max_tokens = options.max_tokens;
   generate.sampling = chosen;
-  generate.cancel = &interrupted;
+  generate.stop_strings = options.stop_strings;
+  generate.log_probs = options.log_probs;
+  generate.repeat_guard = options.repeat_guard;
+  generate.cancel = interrupted;
   Result<void> written;
   if (!options.json) {
     generate.on_token = [&](std::string_view text, int32_t) {
@@ -187,10 +161,12 @@ Result<int> run(const RunOptions& options) {
   QUERN_TRY(const engine::Generation generation, session->generate(generate));
   QUERN_TRY_VOID(std::move(written));
   if (options.json) {
-    QUERN_TRY_VOID(write_json(describe(*engine, *session, prompt, chosen, generation, timings)));
+    QUERN_TRY_VOID(write_json(describe(options, *engine, *session, prompt, chosen, generation, timings)));
   } else {
     QUERN_TRY_VOID(end_text());
+    report_repetition(generation);
   }
+  if (options.save_state) QUERN_TRY_VOID(session->save(*options.save_state));
   return generation.finish_reason == engine::FinishReason::cancelled ? kExitInterrupted : 0;
 }
 
@@ -204,26 +180,39 @@ void add_run(CLI::App& app, Action& chosen) {
   auto* source = command->add_option_group("prompt", "Where the prompt comes from");
   source->add_option("-p,--prompt", options->prompt, "The prompt itself");
   source->add_option("-f,--file", options->file, "A file that holds the prompt");
-  source
-      ->add_option_function<std::string>(
-          "--prompt-ids", [options](const std::string& word) { options->prompt_ids = split_ids("--prompt-ids", word); },
-          "The prompt as token ids in decimal")
-      ->type_name("N,N,...");
-  source->add_option("STDIN", options->stdin_mark, "A single - : standard input")->check(CLI::IsMember({"-"}));
+  auto* ids = source->add_option_function<std::string>(
+      "--prompt-ids", [options](const std::string& word) { options->prompt_ids = split_ids("--prompt-ids", word); },
+      "The prompt as token ids in decimal");
+  ids->type_name("N,N,...");
+  // Also what stands behind an option that is not known, or a prompt without its -p.
+  const auto only_a_mark = [](const std::string& word) {
+    return word == "-" ? "" : fmt::format("'{}' belongs to no option that is known; a prompt is given with -p", word);
+  };
+  source->add_option("STDIN", options->stdin_mark, "A single - : standard input")->check(only_a_mark);
   source->require_option(1);
+  auto* chat = command->add_flag("--chat", options->chat,
+                                 "The prompt is a message; the model's chat template writes it for an answer");
+  chat->excludes(ids);
+  command->add_flag("--no-think", options->no_think, "With --chat: an answer without reasoning")->needs(chat);
   add_whole<int32_t>(*command, "-n,--max-tokens", options->max_tokens, "Tokens to generate at most (256)", 0);
-  auto* greedy = command->add_flag("--greedy", options->greedy, "Always the most likely token");
-  greedy->excludes(add_number(*command, "--temperature", options->temperature,
-                              "Flatter above 1, sharper below; 0 is greedy", std::numeric_limits<float>::max(), false));
-  greedy->excludes(
-      add_whole<int32_t>(*command, "--top-k", options->top_k, "Sample from the K most likely tokens; 0: no limit", 0));
-  greedy->excludes(add_number(*command, "--top-p", options->top_p,
-                              "Sample from the most likely tokens that sum to P, above 0; 1: no limit", 1, true));
-  add_whole<uint64_t>(*command, "--seed", options->seed, "Where the random numbers start; without it, anywhere", 0);
-  add_whole<int32_t>(*command, "-t,--threads", options->threads,
+  add_sampling(*command, options->sampling);
+  add_stop(*command, options->stop_strings);
+  add_repeat_guard(*command, options->repeat_guard);
+  add_whole<int32_t>(*command, "-t,--threads", options->opening.threads,
                      "Compute threads; the usable physical cores without it", 1, engine::kMaxThreads);
-  add_no_fuse(*command, options->no_fuse);
-  command->add_flag("--json", options->json, "One JSON object with text, ids, timings and counts instead of the text");
+  command
+      ->add_option("--load-state", options->load_state,
+                   "Go on from a timeline that --save-state wrote; the prompt may be empty")
+      ->type_name("FILE");
+  command->add_option("--save-state", options->save_state, "Write the timeline to a file at the end")
+      ->type_name("FILE");
+  add_opening(*command, options->opening);
+  add_context(*command, options->opening.context_tokens);
+  auto* json = command->add_flag("--json", options->json,
+                                 "One JSON object with text, ids, timings and counts instead of the text");
+  add_whole<int32_t>(*command, "--logprobs", options->log_probs,
+                     "With --json: log-probabilities of every token and of the N most likely ones in its place", 0)
+      ->needs(json);
   command->callback([options, &chosen] { chosen = [options] { return run(*options); }; });
 }
 

@@ -15,14 +15,14 @@
 namespace quern::cpu {
 namespace {
 
-constexpr Isa kIsas[] = {Isa::scalar, Isa::avx2, Isa::avxvnni, Isa::avx512vnni};
 constexpr const char* kVariable = "QUERN_ISA";
 
 Features features_of(Isa isa) {
   Features set;
   set.avx2 = isa != Isa::scalar;
   set.avxvnni = isa == Isa::avxvnni;
-  set.avx512vnni = isa == Isa::avx512vnni;
+  set.avx512bf16 = isa == Isa::avx512bf16;
+  set.avx512vnni = isa == Isa::avx512vnni || set.avx512bf16;
   return set;
 }
 
@@ -64,6 +64,7 @@ std::string_view isa_name(Isa isa) {
     case Isa::avx2: return "avx2";
     case Isa::avxvnni: return "avxvnni";
     case Isa::avx512vnni: return "avx512vnni";
+    case Isa::avx512bf16: return "avx512bf16";
   }
   return "?";
 }
@@ -83,6 +84,7 @@ Features detect_features() {
   constexpr uint32_t kLeaf7EbxAvx512vl = 1u << 31;
   constexpr uint32_t kLeaf7EcxAvx512vnni = 1u << 11;
   constexpr uint32_t kLeaf7Sub1EaxAvxvnni = 1u << 4;
+  constexpr uint32_t kLeaf7Sub1EaxAvx512bf16 = 1u << 5;
 
   uint32_t eax = 0;
   uint32_t ebx = 0;
@@ -100,6 +102,7 @@ Features detect_features() {
   found.avx512vnni = (state & kZmmState) == kZmmState && all(ebx, kAvx512) && all(ecx, kLeaf7EcxAvx512vnni);
   if (subleaves >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0) {
     found.avxvnni = all(eax, kLeaf7Sub1EaxAvxvnni);
+    found.avx512bf16 = found.avx512vnni && all(eax, kLeaf7Sub1EaxAvx512bf16);
   }
 #endif
   return found;

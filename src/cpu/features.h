@@ -17,7 +17,10 @@ enum class Isa : uint8_t {
   avx2,        // AVX2, FMA, F16C
   avxvnni,     // avx2 and AVX-VNNI (256-bit vpdpbusd)
   avx512vnni,  // avx2 and AVX-512 F, BW, DQ, VL, VNNI
+  avx512bf16,  // avx512vnni and AVX-512 BF16 (vdpbf16ps)
 };
+
+inline constexpr Isa kIsas[] = {Isa::scalar, Isa::avx2, Isa::avxvnni, Isa::avx512vnni, Isa::avx512bf16};
 
 std::string_view isa_name(Isa isa);
 
@@ -26,6 +29,7 @@ struct Features {
   bool avx2 = false;
   bool avxvnni = false;
   bool avx512vnni = false;
+  bool avx512bf16 = false;
 
   bool has(Isa isa) const {
     switch (isa) {
@@ -33,6 +37,7 @@ struct Features {
       case Isa::avx2: return avx2;
       case Isa::avxvnni: return avxvnni;
       case Isa::avx512vnni: return avx512vnni;
+      case Isa::avx512bf16: return avx512bf16;
     }
     return false;
   }

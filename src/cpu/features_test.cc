@@ -14,7 +14,7 @@
 namespace quern::cpu {
 namespace {
 
-constexpr Features kEverything{true, true, true};
+constexpr Features kEverything{true, true, true, true};
 
 // Sets QUERN_ISA for the length of a test, or removes it.
 class Environment {
@@ -61,6 +61,7 @@ TEST(Features, DetectionAgreesWithTheKernel) {
   EXPECT_EQ(found.avxvnni, avx2 && has("avx_vnni"));
   EXPECT_EQ(found.avx512vnni,
             avx2 && has("avx512f") && has("avx512bw") && has("avx512dq") && has("avx512vl") && has("avx512_vnni"));
+  EXPECT_EQ(found.avx512bf16, found.avx512vnni && has("avx512_bf16"));
 #endif
 }
 
@@ -84,11 +85,15 @@ TEST(Features, ACapKeepsExactlyTheNamedSet) {
   const Result<Features> avx512vnni = cap_features(kEverything, "avx512vnni");
   ASSERT_TRUE(avx512vnni.ok());
   EXPECT_TRUE(avx512vnni->avx2 && avx512vnni->avx512vnni);
-  EXPECT_FALSE(avx512vnni->avxvnni);
+  EXPECT_FALSE(avx512vnni->avxvnni || avx512vnni->avx512bf16);
+  const Result<Features> avx512bf16 = cap_features(kEverything, "avx512bf16");
+  ASSERT_TRUE(avx512bf16.ok());
+  EXPECT_TRUE(avx512bf16->avx2 && avx512bf16->avx512vnni && avx512bf16->avx512bf16);
+  EXPECT_FALSE(avx512bf16->avxvnni);
 }
 
 TEST(Features, EverySetHasItsName) {
-  for (Isa isa : {Isa::scalar, Isa::avx2, Isa::avxvnni, Isa::avx512vnni}) {
+  for (Isa isa : kIsas) {
     const Result<Features> capped = cap_features(kEverything, isa_name(isa));
     ASSERT_TRUE(capped.ok()) << isa_name(isa);
     EXPECT_TRUE(capped->has(isa)) << isa_name(isa);
@@ -109,7 +114,7 @@ TEST(Features, UnknownNamesAreErrorsThatListTheKnownOnes) {
     const Result<Features> refused = cap_features(kEverything, name);
     ASSERT_FALSE(refused.ok()) << name;
     EXPECT_EQ(refused.error().code, Errc::bad_request);
-    EXPECT_NE(refused.error().what.find("scalar, avx2, avxvnni, avx512vnni"), std::string::npos);
+    EXPECT_NE(refused.error().what.find("scalar, avx2, avxvnni, avx512vnni, avx512bf16"), std::string::npos);
   }
 }
 
@@ -117,7 +122,7 @@ TEST(Features, TheEnvironmentCaps) {
   const Environment environment("scalar");
   const Result<Features> usable = usable_features();
   ASSERT_TRUE(usable.ok());
-  EXPECT_FALSE(usable->avx2 || usable->avxvnni || usable->avx512vnni);
+  EXPECT_FALSE(usable->avx2 || usable->avxvnni || usable->avx512vnni || usable->avx512bf16);
 }
 
 TEST(Features, AnUnknownNameInTheEnvironmentIsAnErrorThatNamesTheVariable) {
@@ -137,6 +142,7 @@ TEST(Features, WithoutTheVariableOrWithAnEmptyOneEverythingDetectedIsUsable) {
     EXPECT_EQ(usable->avx2, found.avx2);
     EXPECT_EQ(usable->avxvnni, found.avxvnni);
     EXPECT_EQ(usable->avx512vnni, found.avx512vnni);
+    EXPECT_EQ(usable->avx512bf16, found.avx512bf16);
   }
 }
 

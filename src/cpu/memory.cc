@@ -44,6 +44,9 @@ constexpr size_t kLargestPieceBytes = kStretchBytes / 4;
 constinit thread_local SharedPages* shared_pages = nullptr;
 constinit std::mutex usage_mutex;
 constinit MemoryUsage usage;
+// A fork while another thread counts must not leave the child with a mutex that nobody unlocks.
+[[maybe_unused]] const int fork_handlers =
+    ::pthread_atfork([] { usage_mutex.lock(); }, [] { usage_mutex.unlock(); }, [] { usage_mutex.unlock(); });
 
 size_t page_bytes() {
   static const auto bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -54,12 +57,16 @@ Error no_memory(size_t bytes, MemoryTag tag, const char* reason) {
   return {Errc::no_memory, fmt::format("cannot allocate {} bytes for {}: {}", bytes, memory_tag_name(tag), reason), ""};
 }
 
-void count_allocation(size_t mapped, MemoryTag tag) {
+void count_use(size_t bytes, MemoryTag tag) {
   const auto i = static_cast<size_t>(tag);
-  const std::lock_guard lock(usage_mutex);
-  usage.current[i] += mapped;
+  usage.current[i] += bytes;
   usage.peak[i] = std::max(usage.peak[i], usage.current[i]);
-  usage.allocations[i] += 1;
+}
+
+void count_allocation(size_t mapped, MemoryTag tag) {
+  const std::lock_guard lock(usage_mutex);
+  count_use(mapped, tag);
+  usage.allocations[static_cast<size_t>(tag)] += 1;
   if (tag == MemoryTag::weights) usage.largest_weights_bytes = std::max(usage.largest_weights_bytes, mapped);
 }
 
@@ -197,6 +204,50 @@ void* SharedPages::take(size_t mapped, std::shared_ptr<const void>& pages) {
 MemoryUsage memory_usage() {
   const std::lock_guard lock(usage_mutex);
   return usage;
+}
+
+Result<Reservation> Reservation::make(size_t bytes, MemoryTag tag) {
+  Reservation reservation;
+  reservation.tag_ = tag;
+  if (bytes == 0) return reservation;
+  if (bytes > SIZE_MAX - page_bytes()) return no_memory(bytes, tag, "larger than the address space");
+  const size_t mapped = round_up(bytes, page_bytes());
+  void* data = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) return no_memory(bytes, tag, std::strerror(errno));
+  ::madvise(data, mapped, MADV_NOHUGEPAGE);
+  reservation.data_ = static_cast<std::byte*>(data);
+  reservation.size_ = mapped;
+  return reservation;
+}
+
+Reservation::Reservation(Reservation&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      counted_(std::exchange(other.counted_, 0)),
+      tag_(other.tag_) {}
+
+Reservation& Reservation::operator=(Reservation&& other) noexcept {
+  if (this != &other) {
+    const Reservation old(std::move(*this));
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+    counted_ = std::exchange(other.counted_, 0);
+    tag_ = other.tag_;
+  }
+  return *this;
+}
+
+Reservation::~Reservation() {
+  if (data_ == nullptr) return;
+  ::munmap(data_, size_);
+  if (counted_ > 0) count_release(counted_, tag_);
+}
+
+void Reservation::count(size_t bytes) {
+  QUERN_CHECK(bytes <= size_, "no more than there is");
+  const std::lock_guard lock(usage_mutex);
+  usage.current[static_cast<size_t>(tag_)] -= std::exchange(counted_, bytes);
+  count_use(bytes, tag_);
 }
 
 // Blocks before `block` are in use, `block` is up to `offset`, later ones are free. A block that was too small for a

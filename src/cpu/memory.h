@@ -72,12 +72,42 @@ class SharedPages {
 struct MemoryUsage {
   std::array<size_t, kMemoryTags> current{};
   std::array<size_t, kMemoryTags> peak{};
-  std::array<uint64_t, kMemoryTags> allocations{};  // how many Buffers were made under the tag
+  std::array<uint64_t, kMemoryTags> allocations{};  // how many Buffers were made under the tag, Reservations not
   size_t largest_weights_bytes = 0;                 // the largest single weights allocation so far
 };
 
 // Process-wide counters; safe from any thread.
 MemoryUsage memory_usage();
+
+// Move-only stretch of addresses, far larger than what will be used of it: memory for what grows in place. A page of it
+// becomes memory when it is first touched, and is zero then. On ordinary pages: with huge ones each of many growing
+// pieces would take two megabytes for its first byte.
+class Reservation {
+ public:
+  // Errors: no_memory, with the size and the tag (the address space is full, or the system commits addresses as if they
+  // were memory). Zero bytes give an empty reservation with data() == nullptr.
+  static Result<Reservation> make(size_t bytes, MemoryTag tag);
+
+  Reservation() = default;
+  Reservation(Reservation&& other) noexcept;
+  Reservation& operator=(Reservation&& other) noexcept;
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+  ~Reservation();
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+
+  // From now on `bytes` of the stretch count as in use under its tag; that many are wanted soon.
+  void count(size_t bytes);
+  size_t counted() const { return counted_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+  size_t counted_ = 0;
+  MemoryTag tag_ = MemoryTag::workspace;
+};
 
 // Bump allocator for the scratch memory of one forward pass. Grows by whole buffers, keeps them between passes, and so
 // allocates nothing in the steady state. Not thread-safe: the thread that runs the pass takes memory, workers only use

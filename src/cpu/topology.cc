@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owns the reading behind cpu/topology.h: the affinity mask, SMT siblings, cgroup limits, caches and memory size.
-// What belongs to the running system only (the affinity call, CPUID) is left out when a made tree is read.
+// Owns the reading behind cpu/topology.h: the affinity mask, SMT siblings, kinds of cores, NUMA nodes, caches. What
+// belongs to the running system only (the affinity call, CPUID) is left out when a made tree is read.
 #include "cpu/topology.h"
 
+#include <fmt/format.h>
 #include <sched.h>
 
 #include <algorithm>
-#include <cctype>
-#include <charconv>
 #include <cmath>
 #include <cstdint>
-#include <fstream>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string_view>
 #include <utility>
+
+#include "cpu/proc_text.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -25,64 +24,6 @@ namespace quern::cpu {
 namespace {
 
 constexpr size_t kKibibyte = 1024;
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  if (file) text << file.rdbuf();
-  return text.str();
-}
-
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front())) != 0) text.remove_prefix(1);
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())) != 0) text.remove_suffix(1);
-  return text;
-}
-
-std::vector<std::string> split(std::string_view text, char separator) {
-  std::vector<std::string> parts;
-  while (!text.empty()) {
-    const size_t at = std::min(text.find(separator), text.size());
-    parts.emplace_back(trimmed(text.substr(0, at)));
-    text.remove_prefix(std::min(at + 1, text.size()));
-  }
-  return parts;
-}
-
-// A leading whole number; nothing when there is none or it does not fit ("max" means no limit to cgroups).
-std::optional<int64_t> number(std::string_view text) {
-  text = trimmed(text);
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc()) return std::nullopt;
-  return value;
-}
-
-// The value of the first line "key : value".
-std::optional<std::string> field(const std::string& text, std::string_view key) {
-  for (const std::string& line : split(text, '\n')) {
-    const size_t colon = line.find(':');
-    if (colon == std::string::npos || trimmed(std::string_view(line).substr(0, colon)) != key) continue;
-    return std::string(trimmed(std::string_view(line).substr(colon + 1)));
-  }
-  return std::nullopt;
-}
-
-// "0-3,8" as numbers, in order.
-std::vector<int> parse_list(std::string_view text) {
-  // Above what Linux can be built for; bounds what a damaged file can make us store.
-  constexpr int64_t kMaxProcessors = 1 << 16;
-  std::set<int> found;
-  for (const std::string& part : split(text, ',')) {
-    const std::optional<int64_t> first = number(part);
-    if (!first) continue;
-    const size_t dash = part.find('-');
-    const std::optional<int64_t> last = dash == std::string::npos ? first : number(part.substr(dash + 1));
-    if (!last || *first < 0 || *last >= kMaxProcessors) continue;
-    for (int64_t i = *first; i <= *last; ++i) found.insert(static_cast<int>(i));
-  }
-  return {found.begin(), found.end()};
-}
 
 std::vector<int> system_affinity() {
   std::vector<int> processors;
@@ -105,9 +46,10 @@ std::vector<int> affinity(const std::string& root) {
   std::vector<int> processors;
   if (root.empty()) processors = system_affinity();
   if (processors.empty()) {
-    processors = parse_list(field(read_file(root + "/proc/self/status"), "Cpus_allowed_list").value_or(""));
+    processors =
+        parse_cpu_list(proc_field(read_proc_file(root + "/proc/self/status"), "Cpus_allowed_list").value_or(""));
   }
-  if (processors.empty()) processors = parse_list(read_file(root + "/sys/devices/system/cpu/online"));
+  if (processors.empty()) processors = parse_cpu_list(read_proc_file(root + "/sys/devices/system/cpu/online"));
   if (processors.empty()) processors = {0};
   return processors;
 }
@@ -119,10 +61,10 @@ std::string processor_folder(const std::string& root, int processor) {
 // What processors on one core have in common, and others do not.
 std::string core_key(const std::string& root, int processor) {
   const std::string folder = processor_folder(root, processor) + "/topology/";
-  const std::vector<int> siblings = parse_list(read_file(folder + "thread_siblings_list"));
+  const std::vector<int> siblings = parse_cpu_list(read_proc_file(folder + "thread_siblings_list"));
   if (!siblings.empty()) return "first sibling " + std::to_string(siblings.front());
-  const std::optional<int64_t> core = number(read_file(folder + "core_id"));
-  const std::optional<int64_t> package = number(read_file(folder + "physical_package_id"));
+  const std::optional<int64_t> core = leading_number(read_proc_file(folder + "core_id"));
+  const std::optional<int64_t> package = leading_number(read_proc_file(folder + "physical_package_id"));
   if (core && package) return "core " + std::to_string(*core) + " of package " + std::to_string(*package);
   return "processor " + std::to_string(processor);
 }
@@ -136,125 +78,84 @@ std::vector<int> one_per_core(const std::string& root, const std::vector<int>& p
   return cores;
 }
 
-// A cgroup hierarchy as this process sees it: where it is mounted, and its group below that.
-struct Hierarchy {
-  std::string mount;  // without a trailing slash
-  std::string group;  // "" or "/a/b"
-  bool unified;       // version 2
-};
-
-bool has_controller(const std::string& list, std::string_view controller) {
-  for (const std::string& name : split(list, ',')) {
-    if (name == controller) return true;
-  }
-  return false;
+bool contains(const std::vector<int>& sorted, int value) {
+  return std::binary_search(sorted.begin(), sorted.end(), value);
 }
 
-// The group's path in the unified hierarchy, or in the version 1 hierarchy with `controller`. Lines:
-// "id:controllers:path".
-std::optional<std::string> group_path(const std::string& cgroup_file, bool unified, std::string_view controller) {
-  for (const std::string& line : split(cgroup_file, '\n')) {
-    const size_t first = line.find(':');
-    const size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (unified ? !controllers.empty() : !has_controller(controllers, controller)) continue;
-    return line.substr(second + 1);
+// Those of `cores` that are of the fastest kind: all of them on an ordinary machine.
+std::vector<int> fastest_of(const std::string& root, const std::vector<int>& cores) {
+  // Intel's hybrid processors have a performance monitor for each kind.
+  const std::vector<int> performance = parse_cpu_list(read_proc_file(root + "/sys/devices/cpu_core/cpus"));
+  std::vector<int> fastest;
+  if (!performance.empty()) {
+    for (int core : cores) {
+      if (contains(performance, core)) fastest.push_back(core);
+    }
+    return fastest.empty() ? cores : fastest;
   }
-  return std::nullopt;
+  // Elsewhere the kernel states a capacity, 1024 for the fastest. Single cores of one kind that clock higher than their
+  // neighbours differ by a few percent, kinds by a third and more.
+  constexpr double kSameKind = 0.8;
+  std::vector<int64_t> capacities;
+  for (int core : cores) {
+    capacities.push_back(leading_number(read_proc_file(processor_folder(root, core) + "/cpu_capacity")).value_or(0));
+  }
+  const auto least = kSameKind * static_cast<double>(*std::ranges::max_element(capacities));
+  for (size_t i = 0; i < cores.size(); ++i) {
+    if (static_cast<double>(capacities[i]) >= least) fastest.push_back(cores[i]);
+  }
+  return fastest;
 }
 
-// Without "/" at the end, so that paths can be joined by it.
-std::string without_slash(std::string path) {
-  while (!path.empty() && path.back() == '/') path.pop_back();
-  return path;
+std::vector<NumaNode> numa_nodes(const std::string& root, const std::vector<int>& cores) {
+  const std::string top = root + "/sys/devices/system/node/";
+  std::vector<NumaNode> nodes;
+  for (int id : parse_cpu_list(read_proc_file(top + "online"))) {
+    const std::string folder = top + "node" + std::to_string(id);
+    const std::vector<int> processors = parse_cpu_list(read_proc_file(folder + "/cpulist"));
+    NumaNode node;
+    node.id = id;
+    node.cores = static_cast<int>(std::ranges::count_if(cores, [&](int core) { return contains(processors, core); }));
+    const std::string total = fmt::format("Node {} MemTotal", id);
+    const auto kibibytes = leading_number(proc_field(read_proc_file(folder + "/meminfo"), total).value_or(""));
+    node.memory_bytes = kibibytes && *kibibytes > 0 ? static_cast<size_t>(*kibibytes) * kKibibyte : 0;
+    nodes.push_back(node);
+  }
+  return nodes;
 }
 
-// `path` as seen through a mount of the subtree `mount_root`. A container often sees only its own group, mounted as the
-// whole tree, while /proc names the group by its path on the host.
-std::string below_mount(const std::string& path, const std::string& mount_root) {
-  const std::string top = without_slash(mount_root);
-  // A group outside of the cgroup namespace; what it is bounded by cannot be seen from here.
-  if (path.compare(0, 3, "/..") == 0) return "";
-  if (top.empty()) return without_slash(path);
-  if (path == top) return "";
-  if (path.compare(0, top.size() + 1, top + "/") == 0) return without_slash(path.substr(top.size()));
-  return "";
+// "always [madvise] never".
+std::string huge_page_setting(const std::string& root) {
+  const std::string text = read_proc_file(root + "/sys/kernel/mm/transparent_hugepage/enabled");
+  const size_t open = text.find('[');
+  const size_t close = text.find(']');
+  return open < close && close != std::string::npos ? text.substr(open + 1, close - open - 1) : "";
 }
 
-// The hierarchies that can limit `controller`. Lines of mountinfo: id parent device root mount-point options...
-// "-" type source super-options; the controllers of version 1 are among the super-options.
-std::vector<Hierarchy> hierarchies(const std::string& root, std::string_view controller) {
-  const std::string cgroup_file = read_file(root + "/proc/self/cgroup");
-  std::vector<Hierarchy> found;
-  for (const std::string& line : split(read_file(root + "/proc/self/mountinfo"), '\n')) {
-    const std::vector<std::string> words = split(line, ' ');
-    const auto dash = std::find(words.begin(), words.end(), "-");
-    constexpr ptrdiff_t kWordsBeforeDash = 6;
-    constexpr ptrdiff_t kWordsFromDash = 4;
-    if (dash - words.begin() < kWordsBeforeDash || words.end() - dash < kWordsFromDash) continue;
-    const bool unified = dash[1] == "cgroup2";
-    if (!unified && (dash[1] != "cgroup" || !has_controller(dash[3], controller))) continue;
-    const std::optional<std::string> path = group_path(cgroup_file, unified, controller);
-    if (path) found.push_back({without_slash(root + words[4]), below_mount(*path, words[3]), unified});
-  }
-  if (!found.empty()) return found;
-  // Without a list of mounts: the places where distributions put them.
-  for (bool unified : {true, false}) {
-    const std::optional<std::string> path = group_path(cgroup_file, unified, controller);
-    if (!path) continue;
-    const std::string top = root + "/sys/fs/cgroup";
-    found.push_back({unified ? top : top + "/" + std::string(controller), without_slash(*path), unified});
-  }
-  return found;
+std::string counted(int count, std::string_view thing) {
+  return fmt::format("{} {}{}", count, thing, count == 1 ? "" : "s");
 }
 
-// Calls visit(folder) for the group and all groups above it: each can be the tightest.
-template <class Visit>
-void for_each_level(const Hierarchy& hierarchy, const Visit& visit) {
-  std::string group = hierarchy.group;
-  for (;;) {
-    visit(hierarchy.mount + group);
-    const size_t slash = group.rfind('/');
-    if (slash == std::string::npos) return;
-    group.resize(slash);
+void choose_threads(int online, Topology& topology) {
+  std::string& why = topology.threads_reason;
+  why = counted(topology.physical, "physical core");
+  if (topology.logical > topology.physical) {
+    why += fmt::format(" with {} (SMT siblings are not counted)", counted(topology.logical, "processor"));
   }
-}
-
-double cgroup_quota(const std::string& root) {
-  double tightest = 0;
-  const auto limit = [&tightest](std::optional<int64_t> quota_us, std::optional<int64_t> period_us) {
-    if (!quota_us || !period_us || *quota_us <= 0 || *period_us <= 0) return;
-    const double processors = static_cast<double>(*quota_us) / static_cast<double>(*period_us);
-    if (tightest == 0 || processors < tightest) tightest = processors;
-  };
-  for (const Hierarchy& hierarchy : hierarchies(root, "cpu")) {
-    for_each_level(hierarchy, [&](const std::string& folder) {
-      if (hierarchy.unified) {
-        const std::vector<std::string> words = split(read_file(folder + "/cpu.max"), ' ');
-        if (words.size() == 2) limit(number(words[0]), number(words[1]));
-      } else {
-        limit(number(read_file(folder + "/cpu.cfs_quota_us")), number(read_file(folder + "/cpu.cfs_period_us")));
-      }
-    });
+  if (topology.logical < online) {
+    why += fmt::format(", in an affinity mask of {} of {} processors", topology.logical, online);
   }
-  return tightest;
-}
-
-size_t memory_size(const std::string& root) {
-  const auto kibibytes = number(field(read_file(root + "/proc/meminfo"), "MemTotal").value_or(""));
-  size_t bytes = kibibytes && *kibibytes > 0 ? static_cast<size_t>(*kibibytes) * kKibibyte : 0;
-  for (const Hierarchy& hierarchy : hierarchies(root, "memory")) {
-    for_each_level(hierarchy, [&](const std::string& folder) {
-      const char* name = hierarchy.unified ? "/memory.max" : "/memory.limit_in_bytes";
-      const std::optional<int64_t> limit = number(read_file(folder + name));
-      // Version 1 writes "no limit" as a number near the largest, which the size of the RAM then beats.
-      constexpr int64_t kNoLimit = int64_t{1} << 60;
-      if (!limit || *limit <= 0 || *limit >= kNoLimit) return;
-      if (bytes == 0 || static_cast<size_t>(*limit) < bytes) bytes = static_cast<size_t>(*limit);
-    });
+  topology.threads = topology.fastest;
+  if (topology.fastest < topology.physical) {
+    // The others would be waited for at the end of every section.
+    why += fmt::format(", {} of them of the fastest kind", topology.fastest);
   }
-  return bytes;
+  if (topology.quota.processors > 0 && topology.quota.processors < topology.threads) {
+    // A fraction is worth a thread: it computes until the quota of the period is used up.
+    topology.threads = static_cast<int>(std::ceil(topology.quota.processors));
+    why += fmt::format("; {} grants the time of {} {}", topology.quota.file, topology.quota.processors,
+                       topology.quota.processors == 1 ? "processor" : "processors");
+  }
 }
 
 void set_cache(Topology& topology, int64_t level, size_t bytes) {
@@ -268,7 +169,7 @@ void set_cache(Topology& topology, int64_t level, size_t bytes) {
 // "32K", "16M" or plain bytes.
 size_t parse_size(std::string_view text) {
   text = trimmed(text);
-  const std::optional<int64_t> value = number(text);
+  const std::optional<int64_t> value = leading_number(text);
   constexpr int64_t kLargest = int64_t{1} << 40;
   if (!value || *value <= 0 || *value > kLargest) return 0;
   const char unit = text.back();
@@ -281,10 +182,10 @@ void read_caches(const std::string& root, int processor, Topology& topology) {
   constexpr int kMaxCaches = 16;
   for (int index = 0; index < kMaxCaches; ++index) {
     const std::string folder = processor_folder(root, processor) + "/cache/index" + std::to_string(index);
-    const std::optional<int64_t> level = number(read_file(folder + "/level"));
+    const std::optional<int64_t> level = leading_number(read_proc_file(folder + "/level"));
     if (!level) break;
-    if (trimmed(read_file(folder + "/type")) == "Instruction") continue;
-    set_cache(topology, *level, parse_size(read_file(folder + "/size")));
+    if (trimmed(read_proc_file(folder + "/type")) == "Instruction") continue;
+    set_cache(topology, *level, parse_size(read_proc_file(folder + "/size")));
   }
 }
 
@@ -347,18 +248,18 @@ Topology read_topology(const std::string& root) {
   topology.logical = static_cast<int>(processors.size());
   topology.cores = one_per_core(root, processors);
   topology.physical = static_cast<int>(topology.cores.size());
-  topology.quota = cgroup_quota(root);
-  topology.usable = topology.physical;
-  if (topology.quota > 0 && topology.quota < topology.physical) {
-    topology.usable = static_cast<int>(std::ceil(topology.quota));
-  }
+  topology.fastest = static_cast<int>(fastest_of(root, topology.cores).size());
+  topology.nodes = numa_nodes(root, topology.cores);
+  topology.quota = read_cpu_quota(root);
+  const auto online = parse_cpu_list(read_proc_file(root + "/sys/devices/system/cpu/online"));
+  choose_threads(static_cast<int>(online.size()), topology);
+  topology.huge_pages = huge_page_setting(root);
   read_caches(root, processors.front(), topology);
-  topology.model = field(read_file(root + "/proc/cpuinfo"), "model name").value_or("");
+  topology.model = proc_field(read_proc_file(root + "/proc/cpuinfo"), "model name").value_or("");
   if (root.empty()) {
     read_caches_from_cpuid(topology);
     if (topology.model.empty()) topology.model = model_from_cpuid();
   }
-  topology.memory_bytes = memory_size(root);
   return topology;
 }
 

@@ -1,59 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Holds cpu/topology.h on made trees of /proc and /sys (SMT, affinity, cgroups of both versions, caches, damage), and
-// on the running system as far as that can be known.
+// Holds cpu/topology.h on made trees of /proc and /sys (SMT, affinity, kinds of cores, NUMA, quotas, caches, damage),
+// and on the running system as far as that can be known.
 #include "cpu/topology.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
-#include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
-#include <initializer_list>
 #include <string>
 #include <vector>
+
+#include "tests/support/proc_tree.h"
 
 namespace quern::cpu {
 namespace {
 
-constexpr size_t kGibibyte = size_t{1} << 30;
-
-class TopologyTree : public testing::Test {
+class TopologyTree : public testing::Test, public test::ProcTree {
  protected:
-  void SetUp() override {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    root_ =
-        std::filesystem::temp_directory_path() / ("quern_topology_" + std::to_string(::getpid()) + "_" + info->name());
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directories(root_);
+  Topology read() const { return read_topology(root()); }
+  void capacity(int processor, const std::string& value) const {
+    put("sys/devices/system/cpu/cpu" + std::to_string(processor) + "/cpu_capacity", value + "\n");
   }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
-  void put(const std::string& path, const std::string& text) {
-    const std::filesystem::path full = root_ / path;
-    std::filesystem::create_directories(full.parent_path());
-    std::ofstream(full) << text;
-  }
-  void allow(const std::string& list) {
-    put("proc/self/status", "Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t" + list + "\n");
-  }
-  void siblings(int processor, const std::string& list) {
-    put("sys/devices/system/cpu/cpu" + std::to_string(processor) + "/topology/thread_siblings_list", list + "\n");
-  }
-  // `n` processors, each a core of its own.
-  void plain_processors(int n) {
-    allow("0-" + std::to_string(n - 1));
-    for (int i = 0; i < n; ++i) siblings(i, std::to_string(i));
-  }
-  void unified_cgroup(const std::string& group) {
-    put("proc/self/cgroup", "0::" + group + "\n");
-    put("proc/self/mountinfo",
-        "25 30 0:23 / /sys rw,nosuid - sysfs sysfs rw\n"
-        "31 25 0:27 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n");
-  }
-  Topology read() const { return read_topology(root_.string()); }
-
-  std::filesystem::path root_;
 };
 
 TEST_F(TopologyTree, AnEmptyTreeKeepsTheDefaults) {
@@ -61,12 +27,11 @@ TEST_F(TopologyTree, AnEmptyTreeKeepsTheDefaults) {
   EXPECT_EQ(t.model, "");
   EXPECT_EQ(t.logical, 1);
   EXPECT_EQ(t.physical, 1);
-  EXPECT_EQ(t.usable, 1);
-  EXPECT_EQ(t.quota, 0);
+  EXPECT_EQ(t.threads, 1);
+  EXPECT_EQ(t.quota.processors, 0);
   EXPECT_EQ(t.l1d_bytes, 0u);
   EXPECT_EQ(t.l2_bytes, 0u);
   EXPECT_EQ(t.l3_bytes, 0u);
-  EXPECT_EQ(t.memory_bytes, 0u);
   EXPECT_EQ(t.cores, std::vector<int>{0});
 }
 
@@ -79,7 +44,7 @@ TEST_F(TopologyTree, SmtSiblingsAreOneCoreWhicheverWayTheyAreNumbered) {
   Topology t = read();
   EXPECT_EQ(t.logical, 8);
   EXPECT_EQ(t.physical, 4);
-  EXPECT_EQ(t.usable, 4);
+  EXPECT_EQ(t.threads, 4);
   EXPECT_EQ(t.cores, (std::vector<int>{0, 1, 2, 3}));
   for (int i = 0; i < 8; ++i) {  // adjacent siblings: 0 and 1, ...
     const int first = i / 2 * 2;
@@ -124,91 +89,106 @@ TEST_F(TopologyTree, OnlineProcessorsServeWhereTheStatusIsMissing) {
   EXPECT_EQ(read().logical, 6);
 }
 
-TEST_F(TopologyTree, VersionTwoQuotaIsTheTightestOnTheWayUp) {
-  plain_processors(8);
-  unified_cgroup("/user.slice/app.scope");
-  put("sys/fs/cgroup/user.slice/app.scope/cpu.max", "max 100000\n");
-  Topology t = read();
-  EXPECT_EQ(t.quota, 0);
-  EXPECT_EQ(t.usable, 8);
-  put("sys/fs/cgroup/user.slice/app.scope/cpu.max", "600000 100000\n");
-  EXPECT_DOUBLE_EQ(read().quota, 6);
-  put("sys/fs/cgroup/user.slice/cpu.max", "250000 100000\n");
-  t = read();
-  EXPECT_DOUBLE_EQ(t.quota, 2.5);
-  EXPECT_EQ(t.usable, 3) << "rounded up";
-  put("sys/fs/cgroup/cpu.max", "50000 100000\n");
-  t = read();
-  EXPECT_DOUBLE_EQ(t.quota, 0.5);
-  EXPECT_EQ(t.usable, 1);
-}
-
-TEST_F(TopologyTree, AQuotaAboveTheCoresDoesNotRaiseTheThreads) {
-  plain_processors(2);
-  unified_cgroup("/");
-  put("sys/fs/cgroup/cpu.max", "1600000 100000\n");
+TEST_F(TopologyTree, ThePlainCaseIsOneThreadACore) {
+  plain_processors(4);
   const Topology t = read();
-  EXPECT_DOUBLE_EQ(t.quota, 16);
-  EXPECT_EQ(t.usable, 2);
+  EXPECT_EQ(t.threads, 4);
+  EXPECT_EQ(t.fastest, 4);
+  EXPECT_EQ(t.threads_reason, "4 physical cores");
 }
 
-TEST_F(TopologyTree, VersionOneQuotaAndMemoryInTheirOwnHierarchies) {
-  plain_processors(8);
-  put("proc/meminfo", "MemTotal:       33554432 kB\nMemFree: 1 kB\n");
-  put("proc/self/cgroup", "9:memory:/jobs/a\n4:cpu,cpuacct:/jobs\n1:name=systemd:/\n0::/\n");
-  put("proc/self/mountinfo",
-      "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
-      "35 31 0:32 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
-      "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
-  put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "-1\n");
-  put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n");
-  put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
-  put("sys/fs/cgroup/memory/jobs/a/memory.limit_in_bytes", "9223372036854771712\n");
+TEST_F(TopologyTree, EfficiencyCoresAreCountedButNotComputedWith) {
+  // A desktop of 8 performance cores with two threads each and 8 efficiency cores.
+  allow("0-23");
+  put("sys/devices/system/cpu/online", "0-23\n");
+  put("sys/devices/cpu_core/cpus", "0-15\n");
+  put("sys/devices/cpu_atom/cpus", "16-23\n");
+  for (int i = 0; i < 16; ++i) siblings(i, std::to_string(i / 2 * 2) + "-" + std::to_string(i / 2 * 2 + 1));
+  for (int i = 16; i < 24; ++i) siblings(i, std::to_string(i));
   Topology t = read();
-  EXPECT_EQ(t.quota, 0);
-  EXPECT_EQ(t.memory_bytes, 32 * kGibibyte);
-  put("sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_quota_us", "400000\n");
-  put("sys/fs/cgroup/cpu,cpuacct/jobs/cpu.cfs_period_us", "200000\n");
-  put("sys/fs/cgroup/memory/jobs/memory.limit_in_bytes", "8589934592\n");
+  EXPECT_EQ(t.logical, 24);
+  EXPECT_EQ(t.physical, 16);
+  EXPECT_EQ(t.fastest, 8);
+  EXPECT_EQ(t.threads, 8);
+  EXPECT_EQ(t.threads_reason,
+            "16 physical cores with 24 processors (SMT siblings are not counted), 8 of them of the fastest kind");
+  allow("16-23");  // pinned to the efficiency cores: those are then the fastest there are
   t = read();
-  EXPECT_DOUBLE_EQ(t.quota, 2);
-  EXPECT_EQ(t.usable, 2);
-  EXPECT_EQ(t.memory_bytes, 8 * kGibibyte);
+  EXPECT_EQ(t.threads, 8);
+  EXPECT_EQ(t.threads_reason, "8 physical cores, in an affinity mask of 8 of 24 processors");
 }
 
-TEST_F(TopologyTree, VersionTwoMemoryLimitLowersTheRam) {
-  put("proc/meminfo", "MemTotal:       16777216 kB\n");
-  unified_cgroup("/a/b");
-  put("sys/fs/cgroup/a/b/memory.max", "max\n");
-  EXPECT_EQ(read().memory_bytes, 16 * kGibibyte);
-  put("sys/fs/cgroup/a/memory.max", "4294967296\n");
-  EXPECT_EQ(read().memory_bytes, 4 * kGibibyte);
-  put("sys/fs/cgroup/a/memory.max", "42949672960\n");
-  EXPECT_EQ(read().memory_bytes, 16 * kGibibyte);
+TEST_F(TopologyTree, CapacitiesTellKindsOfCoresApart) {
+  plain_processors(8);  // 2 large, 2 of which one clocks higher, 4 small
+  for (int i = 0; i < 2; ++i) capacity(i, "1024");
+  capacity(2, "1024");
+  capacity(3, "985");
+  for (int i = 4; i < 8; ++i) capacity(i, "446");
+  const Topology t = read();
+  EXPECT_EQ(t.physical, 8);
+  EXPECT_EQ(t.fastest, 4);
+  EXPECT_EQ(t.threads, 4);
 }
 
-TEST_F(TopologyTree, AContainerThatSeesOnlyItsOwnGroupReadsIt) {
+TEST_F(TopologyTree, TwoSocketsShowTheirNodes) {
+  // 2 sockets of 4 cores with two threads each; siblings lie 8 apart.
+  allow("0-15");
+  put("sys/devices/system/cpu/online", "0-15\n");
+  for (int i = 0; i < 16; ++i) siblings(i, std::to_string(i % 8) + "," + std::to_string(i % 8 + 8));
+  put("sys/devices/system/node/online", "0-1\n");
+  put("sys/devices/system/node/node0/cpulist", "0-3,8-11\n");
+  put("sys/devices/system/node/node1/cpulist", "4-7,12-15\n");
+  put("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:       65536000 kB\nNode 0 MemFree: 1 kB\n");
+  put("sys/devices/system/node/node1/meminfo", "Node 1 MemTotal:       32768000 kB\n");
+  Topology t = read();
+  EXPECT_EQ(t.threads, 8);
+  ASSERT_EQ(t.nodes.size(), 2u);
+  EXPECT_EQ(t.nodes[0].cores, 4);
+  EXPECT_EQ(t.nodes[0].memory_bytes, size_t{65536000} * 1024);
+  EXPECT_EQ(t.nodes[1].id, 1);
+  EXPECT_EQ(t.nodes[1].cores, 4);
+  EXPECT_EQ(t.nodes[1].memory_bytes, size_t{32768000} * 1024);
+  allow("4-6,12");
+  t = read();
+  EXPECT_EQ(t.threads, 3);
+  EXPECT_EQ(t.nodes[0].cores, 0);
+  EXPECT_EQ(t.nodes[1].cores, 3);
+}
+
+TEST_F(TopologyTree, AQuotaIsRoundedUpToThreads) {
   plain_processors(8);
-  put("proc/self/cgroup", "0::/machine/box/inner\n");
-  put("proc/self/mountinfo", "31 25 0:27 /machine/box /sys/fs/cgroup ro - cgroup2 cgroup ro\n");
-  put("sys/fs/cgroup/inner/cpu.max", "300000 100000\n");
-  EXPECT_DOUBLE_EQ(read().quota, 3);
-  put("proc/self/cgroup", "0::/machine/box\n");
-  put("sys/fs/cgroup/cpu.max", "200000 100000\n");
-  EXPECT_DOUBLE_EQ(read().quota, 2);
-  put("proc/self/cgroup", "0::/../../elsewhere\n");
-  EXPECT_DOUBLE_EQ(read().quota, 2);
+  unified_cgroup("/box");
+  put("sys/fs/cgroup/box/cpu.max", "150000 100000\n");
+  Topology t = read();
+  EXPECT_DOUBLE_EQ(t.quota.processors, 1.5);
+  EXPECT_EQ(t.threads, 2);
+  EXPECT_EQ(t.threads_reason,
+            "8 physical cores; " + root() + "/sys/fs/cgroup/box/cpu.max grants the time of 1.5 processors");
+  put("sys/fs/cgroup/box/cpu.max", "50000 100000\n");
+  EXPECT_EQ(read().threads, 1);
+  put("sys/fs/cgroup/box/cpu.max", "1600000 100000\n");
+  t = read();
+  EXPECT_DOUBLE_EQ(t.quota.processors, 16);
+  EXPECT_EQ(t.threads, 8) << "a quota above the cores does not raise the threads";
+  EXPECT_EQ(t.threads_reason, "8 physical cores");
 }
 
-TEST_F(TopologyTree, TheUsualPlacesServeWhereMountsAreUnknown) {
+TEST_F(TopologyTree, QuotaAndAffinityTheLowerCounts) {
   plain_processors(8);
-  put("proc/self/cgroup", "0::/app\n");
-  put("sys/fs/cgroup/app/cpu.max", "300000 100000\n");
-  EXPECT_DOUBLE_EQ(read().quota, 3);
-  put("proc/self/cgroup", "4:cpu:/app\n");
-  put("sys/fs/cgroup/cpu/app/cpu.cfs_quota_us", "200000\n");
-  put("sys/fs/cgroup/cpu/app/cpu.cfs_period_us", "100000\n");
-  EXPECT_DOUBLE_EQ(read().quota, 2);
+  unified_cgroup("/box");
+  put("sys/fs/cgroup/box/cpu.max", "300000 100000\n");
+  allow("2-3");
+  EXPECT_EQ(read().threads, 2);
+  allow("2-7");
+  EXPECT_EQ(read().threads, 3);
+}
+
+TEST_F(TopologyTree, HugePageSettingIsTheOneInBrackets) {
+  EXPECT_EQ(read().huge_pages, "");
+  put("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
+  EXPECT_EQ(read().huge_pages, "madvise");
+  put("sys/kernel/mm/transparent_hugepage/enabled", "] always [never\n");
+  EXPECT_EQ(read().huge_pages, "");
 }
 
 TEST_F(TopologyTree, CachesOfTheFirstProcessorInTheMask) {
@@ -238,20 +218,17 @@ TEST_F(TopologyTree, TheModelIsTheFirstProcessorsName) {
 TEST_F(TopologyTree, DamagedFilesKeepTheDefaults) {
   put("proc/self/status", "Cpus_allowed_list:\t5-2,,x,-1,7-,99999999999999999999,0-4000000000\n");
   put("proc/cpuinfo", "model name");
-  put("proc/meminfo", "MemTotal: many kB\n");
   put("proc/self/cgroup", "0::/a\n::\n:\ngarbage\n");
   put("proc/self/mountinfo", "1 2 3\n- - -\n31 25 0:27 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
   put("sys/fs/cgroup/a/cpu.max", "0 0\n");
   put("sys/fs/cgroup/cpu.max", "-5\n");
-  put("sys/fs/cgroup/a/memory.max", "-1\n");
   put("sys/devices/system/cpu/cpu0/cache/index0/level", "1");
   put("sys/devices/system/cpu/cpu0/cache/index0/size", "99999999999999K");
   const Topology t = read();
   EXPECT_EQ(t.logical, 1);
-  EXPECT_EQ(t.usable, 1);
-  EXPECT_EQ(t.quota, 0);
+  EXPECT_EQ(t.threads, 1);
+  EXPECT_EQ(t.quota.processors, 0);
   EXPECT_EQ(t.model, "");
-  EXPECT_EQ(t.memory_bytes, 0u);
   EXPECT_EQ(t.l1d_bytes, 0u);
 }
 
@@ -262,11 +239,10 @@ TEST(Topology, OfTheRunningSystemIsConsistent) {
   EXPECT_EQ(t.logical, CPU_COUNT(&mask));
   EXPECT_GE(t.physical, 1);
   EXPECT_LE(t.physical, t.logical);
-  EXPECT_GE(t.usable, 1);
-  EXPECT_LE(t.usable, t.physical);
+  EXPECT_GE(t.threads, 1);
+  EXPECT_LE(t.threads, t.physical);
   EXPECT_EQ(t.cores.size(), static_cast<size_t>(t.physical));
   for (int processor : t.cores) EXPECT_TRUE(CPU_ISSET(processor, &mask));
-  EXPECT_GT(t.memory_bytes, size_t{1} << 20);
 #if defined(__x86_64__)
   EXPECT_NE(t.model, "");
   EXPECT_GE(t.l2_bytes, t.l1d_bytes);
@@ -287,7 +263,7 @@ TEST(Topology, FollowsTheAffinityOfTheProcess) {
   const Topology t = read_topology();
   ASSERT_EQ(::sched_setaffinity(0, sizeof(before), &before), 0);
   EXPECT_EQ(t.logical, 1);
-  EXPECT_EQ(t.usable, 1);
+  EXPECT_EQ(t.threads, 1);
   EXPECT_EQ(t.cores, std::vector<int>{last});
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owns the choice of the next token from one row of logits, and the random numbers it is drawn with.
-// Does not own where logits come from or when text ends (session.h).
+// Owns the choice of the next token from one row of logits and the tokens so far, and the random numbers it is drawn
+// with. Does not own where logits come from or when text ends (session.h).
 #pragma once
 
 #include <array>
@@ -27,32 +27,54 @@ class Random {
   std::array<uint64_t, 4> state_{};
 };
 
+struct LogitBias {
+  int32_t id = 0;
+  float bias = 0;  // -infinity: never this id
+};
+
 struct SamplingOptions {
-  bool greedy = false;       // the best token always; everything below has no influence
-  float temperature = 1.0f;  // >= 0; 0 is greedy
-  int32_t top_k = 0;         // >= 0; 0: no limit
-  float top_p = 1.0f;        // 0 < p <= 1; 1: no limit
+  bool greedy = false;                // the best token always; temperature, top_k, top_p and min_p have no influence
+  float temperature = 1.0f;           // >= 0; 0 is greedy
+  int32_t top_k = 0;                  // >= 0; 0: no limit
+  float top_p = 1.0f;                 // 0 < p <= 1; 1: no limit
+  float min_p = 0.0f;                 // 0 <= p <= 1; 0: no limit
+  float repetition_penalty = 1.0f;    // > 0; 1: none
+  float presence_penalty = 0.0f;      // finite
+  float frequency_penalty = 0.0f;     // finite
+  std::vector<LogitBias> logit_bias;  // every id once; finite or -infinity
   uint64_t seed = 0;
 };
 
-// Errors: bad_request, naming the option, the value seen and the values allowed.
-Result<void> check_sampling(const SamplingOptions& options);
+// `vocab`: ids that a bias may name are below it. Errors: bad_request, naming the option, the value seen and the values
+// allowed.
+Result<void> check_sampling(const SamplingOptions& options, int32_t vocab);
 
-// One stream of choices. The same options and logits give the same ids. For one thread.
+// One stream of choices, each of which counts as generated for those after it. The same options, history and logits
+// give the same ids. For one thread.
 class Sampler {
  public:
-  // Precondition: check_sampling(options) is ok.
-  explicit Sampler(const SamplingOptions& options) : options_(options), random_(options.seed) {}
+  // `masked` are ids that never come out; they may be outside of a row. Precondition: check_sampling(options) is ok.
+  explicit Sampler(SamplingOptions options, std::span<const int32_t> masked = {});
 
-  // The id (index into `logits`) that comes next. -infinity is never chosen. Greedy: the largest logit, of equal ones
-  // the lowest id. Otherwise, in this order:
+  // Tokens before the first choice: the repetition penalty falls on them, the other two do not. Ids are >= 0.
+  void see_prompt(std::span<const int32_t> ids);
+
+  // The id (index into `logits`) that comes next. Logits are changed and ids left out in the order of transformers
+  // (GenerationMixin), in float32 up to the temperature; presence and frequency, which it does not have, are OpenAI's:
+  //   logit_bias   logit + bias
+  //   repetition   where the id was seen (prompt or generated): logit * penalty if negative, else logit / penalty
+  //   presence, frequency   where the id was generated n > 0 times: logit - (presence + n * frequency)
+  //   masked       -infinity, which is never chosen
+  // Greedy: the largest of these, of equal ones the lowest id. Otherwise:
   //   temperature  x = logit / temperature
   //   top_k        the k largest x stay, and all that equal the smallest of them
   //   top_p        of the probabilities p = softmax(x), in falling order (equal ones by rising id), those stay before
   //                which less than top_p has been summed up; the first always
+  //   min_p        those stay whose p is at least min_p times the largest
   //   draw         one uniform() u; the first id, in the same order, with sum(p) > u * (sum of all that stayed)
-  // Allocates only until the largest row has been seen. Errors: bad_model (NaN or +infinity in the row, with the id; no
-  // id above -infinity): finite weights and finite caches cannot give those.
+  // Allocates only until the largest row and the largest id have been seen. Errors: bad_model (NaN or +infinity in the
+  // row, with the id; no id above -infinity): finite weights and finite caches cannot give those; bad_request (bias or
+  // penalties leave no id, or make a logit infinite).
   Result<int32_t> sample(std::span<const float> logits);
 
  private:
@@ -60,14 +82,28 @@ class Sampler {
     float logit;
     int32_t id;
   };
+  struct Seen {
+    int32_t id;
+    int32_t generated;  // times
+  };
   static bool less_likely(const Candidate& a, const Candidate& b) {
     return a.logit != b.logit ? a.logit < b.logit : a.id > b.id;
   }
+  bool penalizes() const {
+    return options_.repetition_penalty != 1 || options_.presence_penalty != 0 || options_.frequency_penalty != 0;
+  }
+  Seen& see(int32_t id);
+  void adjust(std::span<float> logits) const;
+  int32_t choose(std::span<const float> logits, int32_t best);
   float kth_largest(std::span<const float> logits, size_t k);
   int32_t draw(float largest);
 
   SamplingOptions options_;
+  std::vector<int32_t> masked_;
   Random random_;
+  std::vector<Seen> seen_;        // each id once; empty unless there are penalties
+  std::vector<int32_t> seen_at_;  // by id: its place in seen_, or -1
+  std::vector<float> adjusted_;
   std::vector<Candidate> candidates_;
   std::vector<float> heap_;
   std::vector<double> kept_;  // running sums of probability over the candidates that stay

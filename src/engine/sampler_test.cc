@@ -2,11 +2,16 @@
 // The sampler by hand-computed cases, and the generator by the published values of its two parts.
 #include "engine/sampler.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
+
+#include "tests/support/allocation_count.h"
 
 namespace quern::engine {
 namespace {
@@ -45,6 +50,48 @@ void expect_shares(const std::map<int32_t, int>& counts, const std::map<int32_t,
     const auto at = counts.find(id);
     const double share = at == counts.end() ? 0 : static_cast<double>(at->second) / kDraws;
     EXPECT_NEAR(share, p, margin(p)) << "id " << id;
+  }
+}
+
+// Lengths around the blocks and lanes in which the largest logit is looked for.
+constexpr size_t kLengths[] = {1, 2, 31, 32, 33, 64, 4095, 4096, 4097, 8191, 12289};
+
+TEST(Sampler, GreedyTakesTheLowestIdOfTheLargestLogitWhereverItIs) {
+  SamplingOptions options;
+  options.greedy = true;
+  Sampler sampler(options);
+  for (const size_t length : kLengths) {
+    std::vector<float> logits(length);
+    for (size_t i = 0; i < length; i++) logits[i] = -1 - static_cast<float>(i * 7919 % length);
+    for (const size_t at : {size_t{0}, length / 3, length / 2, length - 1}) {
+      std::vector<float> row = logits;
+      row[at] = row[length - 1] = 0;
+      row[length - 1] = -0.0f;  // equal to zero
+      const auto id = sampler.sample(row);
+      ASSERT_TRUE(id.ok());
+      EXPECT_EQ(*id, static_cast<int32_t>(at)) << "of " << length;
+    }
+    const auto lowest = std::max_element(logits.begin(), logits.end()) - logits.begin();
+    EXPECT_EQ(*sampler.sample(logits), lowest) << "of " << length;
+  }
+}
+
+TEST(Sampler, TheFirstLogitThatIsNoNumberIsNamedWhereverItIs) {
+  SamplingOptions options;
+  options.greedy = true;
+  Sampler sampler(options);
+  for (const size_t length : kLengths) {
+    for (const size_t at : {size_t{0}, length / 2, length - 1}) {
+      for (const float wrong : {kNaN, kInfinity}) {
+        std::vector<float> row(length, -kInfinity);
+        row[at] = row[length - 1] = wrong;
+        const auto id = sampler.sample(row);
+        ASSERT_FALSE(id.ok());
+        EXPECT_NE(id.error().message().find(fmt::format("token id {} are {}", at, wrong)), std::string::npos)
+            << id.error().message();
+      }
+    }
+    EXPECT_FALSE(sampler.sample(std::vector<float>(length, -kInfinity)).ok());
   }
 }
 
@@ -141,6 +188,78 @@ TEST(Sampler, OrderIsTemperatureThenTopKThenTopP) {
   expect_shares(draw(sampling(2, 2, 0.6f), logits), {{1, 2 / sum}, {2, std::sqrt(2.0) / sum}});
 }
 
+// How often ids come out is compared with transformers in tests/oracle/test_sampling.py.
+TEST(Sampler, MaskedAndBannedIdsNeverComeOut) {
+  SamplingOptions options = sampling(100);
+  options.logit_bias = {{2, -kInfinity}};
+  const std::array<int32_t, 3> masked = {0, 3, 99};  // 99 is outside of the row
+  Sampler sampler(options, masked);
+  const std::vector<float> logits = {9, 1, 9, 9, 1};
+  for (int i = 0; i < 200; i++) {
+    const int32_t id = *sampler.sample(logits);
+    EXPECT_TRUE(id == 1 || id == 4) << id;
+  }
+  options.greedy = true;
+  EXPECT_EQ(*Sampler(options, masked).sample(logits), 1);
+}
+
+TEST(Sampler, EveryChoiceCountsForTheNext) {
+  SamplingOptions options;
+  options.greedy = true;
+  options.frequency_penalty = 1;
+  const std::vector<float> logits = {2.5f, 1, 0};
+  Sampler sampler(options);
+  std::vector<int32_t> ids;
+  for (int i = 0; i < 6; i++) ids.push_back(*sampler.sample(logits));
+  EXPECT_EQ(ids, (std::vector<int32_t>{0, 0, 1, 0, 1, 2}));  // 2.5, 1.5, then 1 against 0.5, ...
+  EXPECT_EQ(*Sampler(options).sample(logits), 0);
+}
+
+TEST(Sampler, HistoryOutsideOfTheRowIsLeftAlone) {
+  SamplingOptions options;
+  options.greedy = true;
+  options.repetition_penalty = 2;
+  Sampler sampler(options);
+  sampler.see_prompt(std::array<int32_t, 3>{70, 1, 3});
+  EXPECT_EQ(*sampler.sample(std::vector<float>{1, 1.5f, 0.5f}), 0);
+}
+
+TEST(Sampler, OptionsThatLeaveNothingAreABadRequestNotABadModel) {
+  SamplingOptions options;
+  options.logit_bias = {{0, -kInfinity}, {1, -kInfinity}};
+  const std::vector<float> logits = {1, 2};
+  EXPECT_EQ(Sampler(options).sample(logits).error().code, Errc::bad_request);
+  options.logit_bias = {{0, 3e38f}};
+  EXPECT_EQ(Sampler(options).sample(std::vector<float>{3e38f, 2}).error().code, Errc::bad_request);
+  EXPECT_EQ(Sampler(options).sample(std::vector<float>{kNaN, 2}).error().code, Errc::bad_model);
+  const std::array<int32_t, 2> masked = {0, 1};
+  EXPECT_EQ(Sampler(SamplingOptions(), masked).sample(logits).error().code, Errc::bad_model);
+}
+
+TEST(Sampler, AllocatesNothingOnceItHasSeenItsLargestRow) {
+  SamplingOptions everything = sampling(0.7f, 40, 0.95f);
+  everything.min_p = 0.01f;
+  everything.repetition_penalty = 1.1f;
+  everything.frequency_penalty = 0.1f;
+  everything.logit_bias = {{7, 1}, {8, -kInfinity}};
+  SamplingOptions greedy;
+  greedy.greedy = true;
+  const std::array<int32_t, 2> masked = {1, 5};
+  std::vector<float> logits(5000);
+  for (size_t i = 0; i < logits.size(); i++) logits[i] = static_cast<float>(i * 7919 % 5000) * 1e-3f;
+  for (const SamplingOptions& options : {everything, greedy, sampling(1), sampling(1, 0, 0.9f), sampling(1, 20)}) {
+    Sampler sampler(options, masked);
+    std::vector<int32_t> all(logits.size());
+    for (size_t i = 0; i < all.size(); i++) all[i] = static_cast<int32_t>(i);
+    sampler.see_prompt(all);
+    ASSERT_TRUE(sampler.sample(logits).ok());
+    EXPECT_EQ(support::allocations_in([&] {
+                for (int i = 0; i < 50; i++) EXPECT_TRUE(sampler.sample(logits).ok());
+              }),
+              0);
+  }
+}
+
 TEST(Sampler, SeedDecidesEverything) {
   std::vector<float> logits(1000);
   for (size_t i = 0; i < logits.size(); i++) logits[i] = static_cast<float>(i % 17) * 0.1f;
@@ -163,7 +282,7 @@ TEST(Sampler, HugeRangesStayFinite) {
 
 TEST(Sampler, OptionsOutOfRangeAreRefusedByName) {
   const auto name = [](const SamplingOptions& options) {
-    const auto checked = check_sampling(options);
+    const auto checked = check_sampling(options, 100);
     return checked.ok() ? std::string() : checked.error().where;
   };
   EXPECT_EQ(name(sampling(-1)), "temperature");
@@ -177,6 +296,26 @@ TEST(Sampler, OptionsOutOfRangeAreRefusedByName) {
   EXPECT_EQ(name(sampling(1, 0, 1e-45f)), "");
   EXPECT_EQ(name(sampling(0)), "");
   EXPECT_EQ(name(sampling(2, 50, 1)), "");
+  const auto with = [&](auto change) {
+    SamplingOptions options;
+    change(options);
+    return name(options);
+  };
+  for (const float bad : {-0.1f, 1.1f, kNaN}) {
+    EXPECT_EQ(with([&](SamplingOptions& o) { o.min_p = bad; }), "min_p");
+  }
+  for (const float bad : {0.0f, -1.0f, kInfinity, kNaN}) {
+    EXPECT_EQ(with([&](SamplingOptions& o) { o.repetition_penalty = bad; }), "repetition_penalty");
+  }
+  for (const float bad : {kInfinity, -kInfinity, kNaN}) {
+    EXPECT_EQ(with([&](SamplingOptions& o) { o.presence_penalty = bad; }), "presence_penalty");
+    EXPECT_EQ(with([&](SamplingOptions& o) { o.frequency_penalty = bad; }), "frequency_penalty");
+  }
+  for (const LogitBias bad : {LogitBias{-1, 0}, {100, 0}, {5, kInfinity}, {5, kNaN}}) {
+    EXPECT_EQ(with([&](SamplingOptions& o) { o.logit_bias = {bad}; }), "logit_bias");
+  }
+  EXPECT_EQ(with([](SamplingOptions& o) { o.logit_bias = {{5, 1}, {6, 1}, {5, 2}}; }), "logit_bias");
+  EXPECT_EQ(with([](SamplingOptions& o) { o.logit_bias = {{0, 1}, {99, -kInfinity}}; }), "");
 }
 
 }  // namespace

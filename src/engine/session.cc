@@ -7,17 +7,14 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "base/clock.h"
+#include "engine/generator.h"
 #include "engine/no_memory.h"
-#include "text/detokenizer.h"
+#include "model/state_file.h"
 
 namespace quern::engine {
 namespace {
-
-// How far ahead of a generation memory is taken: enough to be rare, little beside the past of a long prompt.
-constexpr int64_t kReserveTokens = 1024;
 
 bool raised(CancelFlag flag) { return flag != nullptr && flag->load(std::memory_order_relaxed); }
 
@@ -25,16 +22,8 @@ Error was_cancelled(const char* where) { return Error{Errc::cancelled, "was canc
 
 }  // namespace
 
-std::string_view finish_reason_name(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::stop: return "stop";
-    case FinishReason::length: return "length";
-    case FinishReason::cancelled: return "cancelled";
-  }
-  return "?";
-}
-
 Result<std::unique_ptr<Session>> Session::make(std::shared_ptr<const Engine> engine) {
+  QUERN_TRY_VOID(engine->process().check());
   std::unique_ptr<Session> session(new Session());
   session->engine_ = std::move(engine);
   QUERN_TRY(session->state_, session->engine_->line().new_state());
@@ -47,7 +36,11 @@ Result<void> Session::check(std::span<const int32_t> ids) const {
   const model::ModelInfo& info = engine_->info();
   const size_t total = tokens_.size() + ids.size();
   if (total > static_cast<size_t>(info.context_tokens)) {
-    return Error{Errc::too_long, fmt::format("has {} tokens, the model's context holds {}", total, info.context_tokens),
+    const std::string room = info.context_tokens == info.model_context_tokens
+                                 ? fmt::format("the model's context holds {}", info.context_tokens)
+                                 : fmt::format("the context was opened for {} of the model's {}", info.context_tokens,
+                                               info.model_context_tokens);
+    return Error{Errc::too_long, fmt::format("has {} tokens, {}", total, room),
                  tokens_.empty() ? "prompt" : "prompt and tokens before it"};
   }
   for (size_t i = 0; i < ids.size(); i++) {
@@ -64,6 +57,7 @@ Result<void> Session::compute(int64_t last, std::span<float> all_rows, const App
   const int64_t vocab = engine_->info().vocab;
   const int64_t first_row = last - static_cast<int64_t>(all_rows.size()) / vocab;
   const int64_t start = state_->length_tokens();
+  QUERN_TRY_VOID(engine_->process().check());
   row_valid_ = false;
   QUERN_TRY_VOID(state_->reserve(last));
   for (int64_t at = start; at < last;) {
@@ -129,65 +123,24 @@ Result<void> Session::refresh_row() {
 
 Result<int32_t> Session::choose(Sampler& sampler, GenerateTimings& timings) {
   const int64_t start = now_ns();
-  for (const int32_t id : engine_->unsampled_ids())
-    row()[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
   auto id = sampler.sample(row().first(static_cast<size_t>(engine_->sampled_ids())));
   timings.sample_ms += ms_since(start);
+  if (!id.ok() && id.error().code == Errc::bad_model) return engine_->explain_not_finite(std::move(id).error());
   return id;
 }
 
 Result<Generation> Session::generate(const GenerateOptions& options) {
-  return or_no_memory("generation", [&] { return generate_tokens(options); });
-}
-
-Result<Generation> Session::generate_tokens(const GenerateOptions& options) {
-  if (tokens_.empty()) return bad_request("prompt", "has no tokens, at least one is needed");
-  QUERN_TRY_VOID(check_sampling(options.sampling));
-  const int64_t context = engine_->info().context_tokens;
-  const std::vector<int32_t>& stop_ids = options.stop_ids ? *options.stop_ids : engine_->info().eos_ids;
-  const auto length = static_cast<int64_t>(tokens_.size());
-  QUERN_TRY_VOID(state_->reserve(std::min(context, length + std::min<int64_t>(options.max_tokens, kReserveTokens))));
-
-  Generation result;
-  Sampler sampler(options.sampling);
-  std::optional<text::StreamDetokenizer> detokenizer;
-  if (engine_->tokenizer()) detokenizer.emplace(*engine_->tokenizer(), true);
-  if (options.max_tokens > 0)
-    result.token_ids.reserve(static_cast<size_t>(std::min<int64_t>(options.max_tokens, context)));
-  bool wanted = true;
-  for (int32_t n = 0; n < options.max_tokens; n++) {
-    // A token that has no position left can be chosen but not be followed.
-    if (static_cast<int64_t>(tokens_.size()) > context) break;
-    if (raised(options.cancel) || !wanted) {
-      result.finish_reason = FinishReason::cancelled;
-      break;
-    }
-    const int64_t start = now_ns();
-    QUERN_TRY_VOID(refresh_row());
-    QUERN_TRY(const int32_t id, choose(sampler, result.timings));
-    if (n == 0) {
-      result.timings.first_token_ms = ms_since(start);
-    } else {
-      result.timings.decode_ms += ms_since(start);
-      result.timings.decode_tokens++;
-    }
-    tokens_.push_back(id);
-    result.token_ids.push_back(id);
-    const bool stops = std::find(stop_ids.begin(), stop_ids.end(), id) != stop_ids.end();
-    if (stops) result.finish_reason = FinishReason::stop;
-    const std::string text = stops || !detokenizer ? "" : detokenizer->push(id);
-    result.text += text;
-    if (options.on_token) wanted = options.on_token(text, id);
-    if (stops) break;
+  QUERN_TRY(Generator generator, Generator::start(*this, options));
+  for (bool wanted = true; wanted && !generator.ended();) {
+    const size_t before = generator.result().token_ids.size();
+    QUERN_TRY(const std::string text, generator.next());
+    const std::vector<int32_t>& ids = generator.result().token_ids;
+    // Held-back text of a generation that was cancelled comes without a token.
+    const bool news = ids.size() > before || (!text.empty() && !ids.empty());
+    if (options.on_token && news) wanted = options.on_token(text, ids.back());
   }
-  if (detokenizer) {
-    const std::string rest = detokenizer->finish();
-    result.text += rest;
-    if (options.on_token && wanted && !rest.empty() && !result.token_ids.empty()) {
-      options.on_token(rest, result.token_ids.back());
-    }
-  }
-  return result;
+  generator.cancel();
+  return generator.take_result();
 }
 
 Result<void> Session::reserve(int64_t tokens) {
@@ -220,6 +173,30 @@ Result<std::unique_ptr<Session>> Session::fork() const {
     copy->row_valid_ = row_valid_;
     if (row_valid_) std::memcpy(copy->row().data(), row().data(), row().size_bytes());
     return copy;
+  });
+}
+
+Result<void> Session::save(const std::filesystem::path& path) {
+  return or_no_memory("saved session", [&]() -> Result<void> {
+    const auto length = std::min(static_cast<int64_t>(tokens_.size()), int64_t{engine_->info().context_tokens});
+    // A token that was chosen last and not computed yet belongs to the past, too.
+    if (state_->length_tokens() < length) QUERN_TRY_VOID(compute(length, {}, {}));
+    return state_->save(path);
+  });
+}
+
+Result<void> Session::check_save(const std::filesystem::path& path) {
+  auto writer = model::StateFileWriter::create(path, {});
+  return writer.ok() ? Result<void>() : std::move(writer).error();
+}
+
+Result<std::unique_ptr<Session>> Session::load(std::shared_ptr<const Engine> engine,
+                                               const std::filesystem::path& path) {
+  return or_no_memory("loaded session", [&]() -> Result<std::unique_ptr<Session>> {
+    QUERN_TRY(std::unique_ptr<Session> session, make(std::move(engine)));
+    QUERN_TRY(session->state_, session->engine_->line().load_state(path));
+    session->tokens_.assign(session->state_->ids().begin(), session->state_->ids().end());
+    return session;
   });
 }
 

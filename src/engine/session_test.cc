@@ -20,7 +20,6 @@ using test::TinyQwen3;
 
 constexpr int32_t kVocab = 320;
 constexpr int32_t kTextIds = 257;  // 256 bytes and one merge; the rest of the logits' columns have no text
-constexpr float kClose = 1e-4f;    // see qwen3_test.cc
 
 std::vector<int32_t> ids_of(int64_t count, int32_t first = 40) {
   std::vector<int32_t> ids(static_cast<size_t>(count));
@@ -85,7 +84,7 @@ TEST_F(SessionTest, GreedyTokensAreTheBestOfTheTeacherForcedRows) {
   for (size_t i = 0; i < generation->token_ids.size(); i++) {
     const auto row = std::span(rows).subspan((prompt.size() - 1 + i) * kVocab, kTextIds);
     const float best = *std::max_element(row.begin(), row.end());
-    EXPECT_GE(row[static_cast<size_t>(generation->token_ids[i])], best - 2 * kClose) << "token " << i;
+    EXPECT_EQ(row[static_cast<size_t>(generation->token_ids[i])], best) << "token " << i;
   }
 }
 
@@ -101,7 +100,7 @@ TEST_F(SessionTest, GeneratedTokenIsPartOfWhatFollows) {
   auto fresh = session();
   const auto expected = all_logits(*fresh, all);
   for (size_t i = 0; i < got.size(); i++) {
-    ASSERT_NEAR(got[i], expected[expected.size() - got.size() + i], kClose) << i;
+    ASSERT_EQ(got[i], expected[expected.size() - got.size() + i]) << i;
   }
 }
 
@@ -127,7 +126,7 @@ TEST_F(SessionTest, ChunksAgreeWithOnePieceAndReportProgress) {
   const auto expected = all_logits(*whole, ids);
   const auto got = all_logits(*chunked, ids, options);
   EXPECT_EQ(done, (std::vector<int64_t>{16, 32, 48, 50}));
-  for (size_t i = 0; i < got.size(); i++) ASSERT_NEAR(got[i], expected[i], kClose) << i;
+  for (size_t i = 0; i < got.size(); i++) ASSERT_EQ(got[i], expected[i]) << i;
   EXPECT_EQ(whole->generate(greedy(8))->token_ids, chunked->generate(greedy(8))->token_ids);
 }
 
@@ -181,6 +180,121 @@ TEST_F(SessionTest, StopIdEndsGenerationAndGivesNoText) {
             *engine_->decode(std::span(generation->token_ids).first(generation->token_ids.size() - 1)));
 }
 
+TEST_F(SessionTest, StopStringEndsTheTextInFrontOfItAcrossTokens) {
+  const std::string free_text = session(ids_of(4))->generate(greedy(40))->text;
+  ASSERT_GT(free_text.size(), 20u);
+  // Whole characters from the middle; most tokens are single bytes, so a longer string spans several.
+  size_t begin = free_text.size() / 2;
+  while ((static_cast<unsigned char>(free_text[begin]) & 0xC0) == 0x80) begin++;
+  size_t end = begin + 4;
+  while (end < free_text.size() && (static_cast<unsigned char>(free_text[end]) & 0xC0) == 0x80) end++;
+  const std::string stop = free_text.substr(begin, end - begin);
+  GenerateOptions options = greedy(40);
+  options.stop_strings = {"never in there", stop};
+  std::string streamed;
+  options.on_token = [&](std::string_view text, int32_t) {
+    streamed += text;
+    return true;
+  };
+  auto s = session(ids_of(4));
+  const auto generation = s->generate(options);
+  ASSERT_TRUE(generation.ok()) << generation.error().message();
+  EXPECT_EQ(generation->finish_reason, FinishReason::stop);
+  EXPECT_EQ(generation->text, free_text.substr(0, free_text.find(stop)));
+  EXPECT_EQ(streamed, generation->text);
+  EXPECT_LT(generation->token_ids.size(), 40u);
+  EXPECT_EQ(s->tokens().size(), 4 + generation->token_ids.size());
+}
+
+TEST_F(SessionTest, TextHeldBackForAStopStringComesAtTheEnd) {
+  const std::string free_text = session(ids_of(4))->generate(greedy(12))->text;
+  GenerateOptions options = greedy(12);
+  size_t last = free_text.size() - 1;  // the last character's first byte
+  while ((static_cast<unsigned char>(free_text[last]) & 0xC0) == 0x80) last--;
+  options.stop_strings = {free_text.substr(last) + "and something that never comes"};
+  std::string streamed;
+  options.on_token = [&](std::string_view text, int32_t) {
+    streamed += text;
+    return true;
+  };
+  const auto generation = session(ids_of(4))->generate(options);
+  ASSERT_TRUE(generation.ok()) << generation.error().message();
+  EXPECT_EQ(generation->text, free_text);
+  EXPECT_EQ(streamed, free_text);
+  EXPECT_EQ(generation->finish_reason, FinishReason::length);
+}
+
+TEST_F(SessionTest, StopStringsThatCannotBeFoundAreRefused) {
+  for (const char* bad : {"", "\xFF"}) {
+    GenerateOptions options = greedy(3);
+    options.stop_strings = {bad};
+    auto s = session(ids_of(4));
+    EXPECT_EQ(s->generate(options).error().code, Errc::bad_request);
+    EXPECT_EQ(s->tokens().size(), 4u);
+  }
+  EngineOptions no_text;
+  no_text.with_text = false;
+  auto s = Engine::open(scratch_.path(), no_text).value()->new_session().value();
+  ASSERT_TRUE(s->append(ids_of(4)).ok());
+  GenerateOptions options = greedy(3);
+  EXPECT_TRUE(s->generate(options).ok());
+  options.stop_strings = {"x"};
+  EXPECT_EQ(s->generate(options).error().code, Errc::bad_request);
+}
+
+TEST_F(SessionTest, LogProbabilitiesAreOfTheModelsOwnRows) {
+  const auto prompt = ids_of(7);
+  GenerateOptions options = greedy(5);
+  options.log_probs = 3;
+  options.sampling.repetition_penalty = 3;
+  options.sampling.logit_bias = {{9, 2.5f}};
+  const auto generation = session(prompt)->generate(options);
+  ASSERT_TRUE(generation.ok());
+  ASSERT_EQ(generation->log_probs.size(), 5u);
+  std::vector<int32_t> all = prompt;
+  all.insert(all.end(), generation->token_ids.begin(), generation->token_ids.end());
+  auto forced = session();
+  const auto rows = all_logits(*forced, all);
+  for (size_t i = 0; i < 5; i++) {
+    const auto row = std::span(rows).subspan((prompt.size() - 1 + i) * kVocab, kVocab);
+    const TokenLogProbs& got = generation->log_probs[i];
+    const TokenLogProbs expected = token_log_probs(row, generation->token_ids[i], 3);
+    EXPECT_EQ(got.chosen.id, generation->token_ids[i]);
+    EXPECT_EQ(got.chosen.log_prob, expected.chosen.log_prob);
+    ASSERT_EQ(got.top.size(), 3u);
+    for (size_t k = 0; k < 3; k++) EXPECT_EQ(got.top[k].log_prob, expected.top[k].log_prob);
+  }
+  options.log_probs = -1;
+  EXPECT_EQ(session(prompt)->generate(options).error().code, Errc::bad_request);
+}
+
+TEST_F(SessionTest, PenaltiesAndBiasesLeaveTheSessionItself) {
+  auto s = session(ids_of(9)), untouched = session(ids_of(9));
+  GenerateOptions changed = greedy(1);
+  changed.sampling.logit_bias = {{100, 1000}};
+  EXPECT_EQ(s->generate(changed)->token_ids, std::vector<int32_t>{100});
+  ASSERT_TRUE(s->rewind(9).ok());
+  EXPECT_EQ(s->generate(greedy(6))->token_ids, untouched->generate(greedy(6))->token_ids);
+  // What was generated before is prompt now.
+  changed.sampling.logit_bias = {};
+  changed.sampling.repetition_penalty = 1e6f;
+  changed.max_tokens = 20;
+  const auto generation = s->generate(changed);
+  ASSERT_TRUE(generation.ok());
+  std::set<int32_t> seen(s->tokens().begin(), s->tokens().end() - 20);
+  for (const int32_t id : generation->token_ids) EXPECT_TRUE(seen.insert(id).second) << id << " came again";
+}
+
+TEST_F(SessionTest, ModelsRepetitionPenaltyIsItsDefault) {
+  TinyQwen3 model;
+  model.edit_config = [](nlohmann::json& json) { json["search"]["repetition_penalty"] = 1.5; };
+  engine_ = open(model);
+  ASSERT_NE(engine_, nullptr);
+  const auto sampling = engine_->default_sampling();
+  ASSERT_TRUE(sampling.ok()) << sampling.error().message();
+  EXPECT_EQ(sampling->repetition_penalty, 1.5f);
+}
+
 TEST_F(SessionTest, ModelsOwnStopIdsAreTheDefault) {
   auto probe = session(ids_of(4));
   const int32_t first = probe->generate(greedy(1))->token_ids[0];
@@ -202,6 +316,24 @@ TEST_F(SessionTest, IdsWithoutTextAreNeverChosen) {
   ASSERT_TRUE(generation.ok());
   EXPECT_GT(std::set<int32_t>(generation->token_ids.begin(), generation->token_ids.end()).size(), 100u);
   for (const int32_t id : generation->token_ids) ASSERT_LT(id, kTextIds);
+}
+
+TEST_F(SessionTest, TokensInACircleEndTheGenerationUnlessAllowed) {
+  GenerateOptions options = greedy(300);
+  options.sampling.logit_bias = {{100, 1000}};
+  options.repeat_guard = 5;
+  const auto generation = session(ids_of(4))->generate(options);
+  ASSERT_TRUE(generation.ok());
+  EXPECT_EQ(generation->finish_reason, FinishReason::repetition);
+  EXPECT_EQ(generation->cycle_tokens, 1);
+  EXPECT_EQ(generation->token_ids.size(), 50u);
+  EXPECT_EQ(generation->text, std::string(50, 'd'));
+  options.repeat_guard = 0;
+  EXPECT_EQ(session(ids_of(4))->generate(options)->finish_reason, FinishReason::length);
+  for (const int32_t bad : {-1, 1}) {
+    options.repeat_guard = bad;
+    EXPECT_EQ(session(ids_of(4))->generate(options).error().where, "repeat_guard");
+  }
 }
 
 TEST_F(SessionTest, SameSeedSameTokensOnAnyNumberOfThreads) {
@@ -286,6 +418,18 @@ TEST_F(SessionTest, RewoundAndForkedSessionsContinueAlike) {
   EXPECT_EQ(s->generate(greedy(1)).error().code, Errc::bad_request);
 }
 
+TEST_F(SessionTest, SavedSessionGoesOnAsTheOriginal) {
+  auto s = session(ids_of(20));
+  ASSERT_EQ(s->generate(greedy(3))->token_ids.size(), 3u);  // the last of them is not computed yet
+  const auto file = scratch_.path() / "kept.state";
+  ASSERT_TRUE(s->save(file).ok());
+  const auto expected = s->generate(greedy(6))->token_ids;
+  auto loaded = Session::load(engine_, file).value();
+  EXPECT_EQ(loaded->tokens().size(), 23u);
+  EXPECT_EQ(loaded->generate(greedy(6))->token_ids, expected);
+  EXPECT_EQ(Session::load(engine_, scratch_.path() / "nothing").error().code, Errc::io);
+}
+
 TEST_F(SessionTest, NotANumberInTheWeightsIsABadModel) {
   // A weight of the final norm: norms are the only initializers that start with two ones.
   std::fstream file(scratch_.path() / "model.onnx", std::ios::in | std::ios::out | std::ios::binary);
@@ -359,12 +503,13 @@ TEST_F(SessionTest, UnknownPassOverTheGraphIsABadRequest) {
 
 TEST_F(SessionTest, GenerationSettingsThatAreNotCarriedOutAreNotIgnored) {
   TinyQwen3 model;
-  model.edit_config = [](nlohmann::json& json) { json["search"]["repetition_penalty"] = 1.5; };
+  model.edit_config = [](nlohmann::json& json) { json["search"]["num_beams"] = 4; };
   engine_ = open(model);
   const auto sampling = engine_->default_sampling();
   ASSERT_FALSE(sampling.ok());
   EXPECT_EQ(sampling.error().code, Errc::unsupported);
-  EXPECT_NE(sampling.error().message().find("repetition_penalty 1.5"), std::string::npos) << sampling.error().message();
+  EXPECT_NE(sampling.error().message().find("num_beams 4"), std::string::npos) << sampling.error().message();
+  EXPECT_EQ(sampling.error().where, (scratch_.path() / "genai_config.json").string());
 }
 
 TEST_F(SessionTest, NumberOfThreadsOutOfRangeIsABadRequest) {
@@ -378,8 +523,23 @@ TEST_F(SessionTest, NumberOfThreadsOutOfRangeIsABadRequest) {
   }
 }
 
-// Exported configurations write 0 for "no limit".
-TEST_F(SessionTest, ModelsTopPOfZeroMeansNoLimit) {
+// As ONNX Runtime GenAI 0.15 does.
+TEST_F(SessionTest, ModelsTopPOfZeroIsTheBestTokenWithoutTopK) {
+  TinyQwen3 model;
+  model.edit_config = [](nlohmann::json& config) {
+    config["search"] = {{"do_sample", true}, {"temperature", 9.0}, {"top_k", 0}, {"top_p", 0}};
+  };
+  engine_ = open(model);
+  ASSERT_NE(engine_, nullptr);
+  GenerateOptions options = greedy(12);
+  const auto best = session(ids_of(6))->generate(options);
+  options.sampling = engine_->default_sampling().value();
+  EXPECT_FALSE(options.sampling.greedy);
+  EXPECT_EQ(session(ids_of(6))->generate(options)->token_ids, best->token_ids);
+}
+
+// As ONNX Runtime GenAI 0.15 does.
+TEST_F(SessionTest, ModelsTopPOfZeroBesideTopKMeansNoLimit) {
   TinyQwen3 model;
   model.edit_config = [](nlohmann::json& config) { config["search"]["top_p"] = 0; };
   const auto engine = open(model);
@@ -387,7 +547,7 @@ TEST_F(SessionTest, ModelsTopPOfZeroMeansNoLimit) {
   const auto sampling = engine->default_sampling();
   ASSERT_TRUE(sampling.ok());
   EXPECT_EQ(sampling->top_p, 1.0f);
-  EXPECT_TRUE(check_sampling(*sampling).ok());
+  EXPECT_TRUE(check_sampling(*sampling, kVocab).ok());
 }
 
 }  // namespace

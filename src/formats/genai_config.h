@@ -46,7 +46,7 @@ struct GenaiSearch {
   bool do_sample = false;
   float temperature = 1.0f;  // >= 0
   int32_t top_k = 0;         // 0: no limit
-  float top_p = 0.0f;        // 0 <= p <= 1; 0 and 1: no limit
+  float top_p = 0.0f;        // 0 <= p <= 1; 1: no limit; 0: none beside a top_k, else the most likely token alone
   float repetition_penalty = 1.0f;
   int32_t min_length = 0;
   int32_t max_length = 0;  // the context length where the file is silent
@@ -57,6 +57,7 @@ struct GenaiSearch {
   float diversity_penalty = 0.0f;
   bool early_stopping = true;
   bool past_present_share_buffer = false;
+  std::vector<std::string> other;  // members that may change the text and are none of the above, as "name value"
 };
 
 struct GenaiConfig {

@@ -123,6 +123,17 @@ TEST(GenaiConfig, IntegersAreNumbers) {
   EXPECT_EQ(parsed(j).value().search.temperature, 1.0f);
 }
 
+// The exporter's runtime refuses members that it does not know.
+TEST(GenaiConfig, UnknownMembersOfSearchAreKept) {
+  json j = exported();
+  j["search"]["random_seed"] = 5;
+  j["search"]["batch_size"] = 1;
+  EXPECT_TRUE(parsed(j).value().search.other.empty());
+  j["search"]["top_z"] = 0.5;
+  j["search"]["suppress_tokens"] = {1, 2};
+  EXPECT_EQ(parsed(j).value().search.other, (std::vector<std::string>{"'suppress_tokens' [1,2]", "'top_z' 0.5"}));
+}
+
 TEST(GenaiConfig, FileInASubfolderIsInside) {
   json j = exported();
   j["model"]["decoder"]["filename"] = "onnx/model.onnx";
@@ -253,6 +264,13 @@ TEST(GenaiConfig, JsonThatIsNotAnObjectIsRefused) {
     ASSERT_FALSE(read.ok()) << text;
     EXPECT_EQ(read.error().code, Errc::bad_model) << text;
   }
+}
+
+TEST(GenaiConfig, NumberOutOfRangeIsNamedWithItsPlace) {
+  const auto read = GenaiConfig::parse(R"({"model": -1e999})", "f");
+  ASSERT_FALSE(read.ok());
+  EXPECT_EQ(read.error().where, "f@10");
+  EXPECT_EQ(read.error().what, "the number here is beyond the range of a double");
 }
 
 TEST(GenaiConfig, DeepNestingIsRefusedAndBracketsInTextsDoNotNest) {

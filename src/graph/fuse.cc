@@ -1,106 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
-// shared_rows: nodes that read the same value and would prepare its rows in the same way (quantise them, say) do so
-// once, and their columns run in one parallel section.
+// The passes' names and order, and the steps that they share.
 #include "graph/fuse.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "base/quote_name.h"
+#include "graph/fuse_passes.h"
 
 namespace quern::graph {
 namespace {
 
-constexpr std::string_view kSharedRows = "shared_rows";
+struct Pass {
+  std::string_view name;
+  void (*run)(Ir& ir, std::span<Step> steps);
+};
 
 // In the order in which they run.
-constexpr std::string_view kPasses[] = {kSharedRows};
+constexpr Pass kPasses[] = {
+    {kSharedRows, join_shared_rows},
+    {kAddNorm, join_add_norm},
+    {kSiluMul, join_silu_mul},
+};
 
-// Nodes further apart are not joined: what they compute would have to be kept for long.
-constexpr int kWindow = 16;
-
-// The key by which a step may be joined, or nothing. Inputs behind the first must not need computing, or the joint step
-// could come before them.
-std::string joinable(const Ir& ir, const Node& node, const Step& step) {
-  if (step.op == nullptr || step.owner != Owner::kernel) return {};
-  if (node.outputs.size() != 1 || node.outputs[0] < 0 || node.inputs.empty() || node.inputs[0] < 0) return {};
-  for (size_t i = 1; i < node.inputs.size(); i++) {
-    if (node.inputs[i] >= 0 && ir.values[node.inputs[i]].kind != ValueKind::constant) return {};
-  }
-  return step.op->join_key();
-}
-
-void remove_uses(Ir& ir, int index) {
-  for (const int v : ir.nodes[index].inputs) {
-    if (v >= 0) std::erase_if(ir.values[v].uses, [&](const Use& use) { return use.node == index; });
-  }
-}
-
-// The first node of a group computes all of it: what it reads is there, and nobody reads the outputs earlier.
-void join_group(const std::vector<int>& group, Ir& ir, std::span<Step> steps) {
-  const int first = group[0];
-  std::vector<std::unique_ptr<ops::Operator>> others;
-  std::vector<std::string> details;
-  for (size_t i = 1; i < group.size(); i++) {
-    details.push_back(steps[group[i]].op->detail());
-    others.push_back(std::move(steps[group[i]].op));
-  }
-  auto joint = steps[first].op->join(std::move(others));
-  QUERN_CHECK(joint != nullptr, "an operator with a key can be joined");
-  steps[first].op = std::move(joint);
-  Node& node = ir.nodes[first];
-  std::vector<std::string> names;
-  for (size_t i = 1; i < group.size(); i++) {
-    const int n = group[i];
-    Node& other = ir.nodes[n];
-    remove_uses(ir, n);
-    ir.values[other.outputs[0]].producer = first;
-    node.outputs.push_back(other.outputs[0]);
-    other.inputs.clear();
-    other.outputs.clear();
-    steps[n].owner = Owner::fused;
-    steps[n].reason = fmt::format("computed by {}, which reads the same rows ({})", quote_name(node.name), kSharedRows);
-    if (!details[i - 1].empty()) steps[n].reason += "; " + details[i - 1];
-    names.push_back(quote_name(other.name));
-  }
-  steps[first].reason = fmt::format("computed, with {} ({})", fmt::join(names, ", "), kSharedRows);
-}
-
-void join_shared_rows(Ir& ir, std::span<Step> steps) {
-  std::map<std::pair<int, std::string>, std::vector<int>> groups;  // nodes in execution order by input and key
-  const auto join = [&](std::vector<int>& group) {
-    if (group.size() > 1) join_group(group, ir, steps);
-    group.clear();
-  };
-  for (size_t n = 0; n < steps.size(); n++) {
-    std::string key = joinable(ir, ir.nodes[n], steps[n]);
-    if (key.empty()) continue;
-    std::vector<int>& group = groups[{ir.nodes[n].inputs[0], std::move(key)}];
-    if (!group.empty() && static_cast<int>(n) - group[0] > kWindow) join(group);
-    group.push_back(static_cast<int>(n));
-  }
-  for (auto& [key, group] : groups) join(group);
+bool names_pass(std::string_view name) {
+  return std::any_of(std::begin(kPasses), std::end(kPasses), [&](const Pass& pass) { return pass.name == name; });
 }
 
 }  // namespace
 
+bool computes(const Ir& ir, std::span<const Step> steps, int index, std::string_view op) {
+  const formats::NodeProto& proto = *ir.nodes[index].proto;
+  return proto.op_type == op && proto.domain.empty() && steps[index].op != nullptr &&
+         steps[index].owner == Owner::kernel;
+}
+
+const Use* only_use(const Ir& ir, int value) {
+  if (value < 0 || ir.values[value].is_output || ir.values[value].uses.size() != 1) return nullptr;
+  return &ir.values[value].uses[0];
+}
+
+void set_inputs(Ir& ir, int index, std::vector<int> inputs) {
+  Node& node = ir.nodes[index];
+  for (const int v : node.inputs) {
+    if (v >= 0) std::erase_if(ir.values[v].uses, [&](const Use& use) { return use.node == index; });
+  }
+  node.inputs = std::move(inputs);
+  for (size_t i = 0; i < node.inputs.size(); i++) {
+    if (node.inputs[i] >= 0) ir.values[node.inputs[i]].uses.push_back({index, static_cast<int>(i)});
+  }
+}
+
+void mark_fused(Ir& ir, std::span<Step> steps, int index, std::string reason, const std::string& detail) {
+  set_inputs(ir, index, {});
+  for (const int v : ir.nodes[index].outputs) {
+    if (v >= 0 && ir.values[v].producer == index) ir.values[v].producer = -1;
+  }
+  ir.nodes[index].outputs.clear();
+  Step& step = steps[index];
+  step.op.reset();
+  step.owner = Owner::fused;
+  step.reason = std::move(reason);
+  if (!detail.empty()) step.reason += "; " + detail;
+}
+
 Result<void> check_pass_names(std::span<const std::string> names) {
   for (const std::string& name : names) {
-    if (std::find(std::begin(kPasses), std::end(kPasses), name) != std::end(kPasses)) continue;
+    if (names_pass(name)) continue;
+    std::vector<std::string_view> known;
+    for (const Pass& pass : kPasses) known.push_back(pass.name);
     return bad_request("no_fuse",
-                       fmt::format("{} is not a pass, there are: {}", quote_name(name), fmt::join(kPasses, ", ")));
+                       fmt::format("{} is not a pass, there are: {}", quote_name(name), fmt::join(known, ", ")));
   }
   return {};
 }
 
 void fuse(std::span<const std::string> left_out, Ir& ir, std::span<Step> steps) {
-  const auto wanted = [&](std::string_view name) {
-    return std::find(left_out.begin(), left_out.end(), name) == left_out.end();
-  };
-  if (wanted(kSharedRows)) join_shared_rows(ir, steps);
+  for (const Pass& pass : kPasses) {
+    if (std::find(left_out.begin(), left_out.end(), pass.name) == left_out.end()) pass.run(ir, steps);
+  }
 }
 
 }  // namespace quern::graph

@@ -153,6 +153,19 @@ TEST(Load, AConstantWithoutAValueTensorIsRefusedByAttribute) {
   expect_refused(w, Errc::unsupported, "value_float");
 }
 
+TEST(Load, NamesAndTextsOfAttributesAreShownEscapedAndCut) {
+  const auto norm = [](const std::string& name, const std::string& text) {
+    auto w = writer();
+    w.input("x", DType::f32, {2}).output("y", DType::f32, {2});
+    w.node("Sigmoid", {"x"}, {"y"}, {attribute(name, text)});
+    return Graph(w).error();
+  };
+  EXPECT_EQ(norm("a\xff", "t").what, "the attribute 'a\\xff' = 't' is not known to quern");
+  EXPECT_EQ(norm("a", "t\xff").what, "the attribute 'a' = 't\\xff' is not known to quern");
+  EXPECT_LT(norm(std::string(160000, 'n'), std::string(160000, 't')).message().size(), 400u);
+  EXPECT_EQ(norm("plain", "text").code, Errc::unsupported);
+}
+
 TEST(Load, AShapeThatIsComputedFromPayloadIsUnsupported) {
   auto w = writer();
   w.input("x", DType::f32, {"n"}).input("p", DType::i64, {1}).output("y", DType::f32, {"m"});

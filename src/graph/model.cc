@@ -73,7 +73,7 @@ Result<std::shared_ptr<const Model>> Model::load(formats::OnnxFile file, cpu::Po
   QUERN_TRY_VOID(model->make_constants());
   QUERN_TRY_VOID(model->make_operators(pool));
   fuse(options.no_fuse, model->ir_, model->steps_);
-  QUERN_TRY_VOID(model->align_constants());
+  model->align_constants();
   model->find_last_uses();
   model->find_strided_values();
   model->settle_view_owners();
@@ -109,6 +109,7 @@ Result<void> Model::make_operators(cpu::Pool& pool) {
   ctx.pool = &pool;
   ctx.shared = &shared_;
   ctx.drop_source = [this](std::span<const std::byte> bytes) { file_.drop_pages(bytes); };
+  ctx.copy_source = [&file = file_](auto part, auto out) { return file.copy(part, out); };
   ctx.preparations = &memory_.preparations;
   steps_.resize(ir_.nodes.size());
   // Most matrices of small models are below the size of a huge page.
@@ -146,6 +147,12 @@ Result<void> Model::make_step(int index, const ops::PrepareContext& ctx) {
 
   std::vector<ops::Attribute> attributes;
   for (const auto& a : proto.attributes) {
+    // No room asks for such names and texts, and rooms show them as they are.
+    for (const std::string_view text : {std::string_view(a.name), std::string_view(a.s)}) {
+      if (path_name(text) == text) continue;
+      return unsupported(where, fmt::format("the attribute {} = {} is not known to quern", quote_name(a.name),
+                                            a.s.empty() ? "..." : quote_name(a.s)));
+    }
     ops::Attribute out;
     out.name = a.name;
     out.type = attribute_type(a.type);
@@ -221,10 +228,9 @@ void Model::find_owner(int index) {
   step.reason = "computed";
 }
 
-// Small constants get an aligned copy where the file puts them at an odd address, so that operators may read elements
-// in place. Large ones stay in the file: the operators that read those take any address.
-Result<void> Model::align_constants() {
-  constexpr size_t kLargestCopy = size_t{1} << 20;
+// Constants get an aligned copy where the file puts them at an odd address and an operator reads their elements in
+// place. Weights and tables stay in the file: the operators that read those take any address.
+void Model::align_constants() {
   for (size_t i = 0; i < values_.size(); i++) {
     ops::Tensor& t = values_[i].constant;
     if (t.data == nullptr || bits_of(t.dtype) < 8) continue;
@@ -237,16 +243,11 @@ Result<void> Model::align_constants() {
       if (step.op != nullptr && !step.op->accepts_unaligned(use.input)) read_in_place = true;
     }
     if (!read_in_place && !ir_.values[i].is_output) continue;
-    if (bytes > kLargestCopy) {
-      return unsupported(fmt::format("initializer {}", quote_name(ir_.values[i].name)),
-                         fmt::format("{} bytes at an address that is not a multiple of {}", bytes, element));
-    }
     const auto* source = static_cast<const std::byte*>(t.data);
     copies_.emplace_back(source, source + bytes);
     t.data = copies_.back().data();
     memory_.copied_bytes += bytes;
   }
-  return {};
 }
 
 void Model::find_last_uses() {
@@ -307,6 +308,7 @@ std::vector<ReportRow> Model::report() const {
     row.domain = node.proto->domain;
     row.owner = steps_[n].owner;
     row.reason = steps_[n].reason;
+    if (steps_[n].op != nullptr) row.weight_bytes = steps_[n].op->prepared_bytes();
     if (steps_[n].op != nullptr && row.owner == Owner::kernel) {
       row.variant = steps_[n].op->variant();
       if (const std::string detail = steps_[n].op->detail(); !detail.empty()) row.reason += "; " + detail;

@@ -26,6 +26,7 @@ struct ReportRow {
   std::string reason;         // why this owner
   int64_t ns = 0;             // of the last run, when the Runner profiles
   uint64_t bytes_copied = 0;  // in the last run
+  size_t weight_bytes = 0;    // prepared, of nodes that were joined at the first of them
 };
 
 // What is known about a value before any invocation.
@@ -40,7 +41,7 @@ struct ValuePlan {
 struct MemorySummary {
   size_t prepared_bytes = 0;    // weights in quern's layout
   size_t serialized_bytes = 0;  // the same weights in the file
-  size_t copied_bytes = 0;      // small constants copied for alignment
+  size_t copied_bytes = 0;      // constants copied for alignment
   uint64_t preparations = 0;    // weight matrices packed
 };
 
@@ -78,14 +79,14 @@ class Model {
   void find_last_uses();
   void find_strided_values();
   void settle_view_owners();
-  Result<void> align_constants();
+  void align_constants();
 
   formats::OnnxFile file_;
   Ir ir_;
   cpu::Features features_;
   std::vector<Step> steps_;
   std::vector<ValuePlan> values_;
-  std::vector<std::vector<std::byte>> copies_;  // aligned copies of small constants
+  std::vector<std::vector<std::byte>> copies_;  // aligned copies of constants
   std::map<ops::SharedKey, std::shared_ptr<const void>> shared_;
   MemorySummary memory_;
 };

@@ -22,7 +22,8 @@ struct Output {
   void* bound = nullptr;   // write here when not null; contents are undefined after a failed run
   size_t bound_bytes = 0;  // capacity there; too little is a bad_request
   cpu::MemoryTag tag = cpu::MemoryTag::workspace;
-  bool wanted = true;  // false: the value is dropped after its last use, `result` has no data
+  bool wanted = true;  // false: dropped after its last use, or not even computed where its operator can omit it;
+                       // `result` has no data
   ops::Tensor result;
   cpu::Buffer storage;  // made by the run when wanted and not bound; its size is kept and reused when it fits
 };
@@ -34,6 +35,8 @@ struct RowRange {
   int output = 0;
   int64_t first = 0;
   int64_t count = 0;
+
+  bool operator==(const RowRange&) const = default;
 };
 
 class Runner {
@@ -56,16 +59,34 @@ class Runner {
   size_t scratch_peak_bytes() const { return scratch_.peak_bytes(); }
 
  private:
+  // Where the value of a graph output goes.
+  struct Home {
+    bool wanted = false;
+    void* data = nullptr;
+    bool operator==(const Home&) const = default;
+  };
+  // Where the tensors of a step's call begin in call_tensors_.
+  struct Call {
+    size_t inputs = 0;
+    size_t outputs = 0;
+  };
+
   Result<void> bind_inputs(std::span<const ops::Tensor> inputs);
-  Result<void> resolve(std::optional<RowRange> rows);
+  Result<void> check_input(const Port& port, const ops::Tensor& fed) const;
+  Result<void> read_values(const Port& port);
+  void set_values(int value, const ops::IntValues& values);
+  Result<void> resolve();
   Result<void> narrow(const RowRange& rows);
   Result<ops::Shape> rows_of(const ops::Shape& full, const RowRange& rows) const;
   Result<void> resolve_step(int index);
-  Result<void> take_outputs(int index);
-  Result<void> place(std::span<Output> outputs);
+  Result<void> take_output(int index, size_t j);
+  void write_folded(int value);
+  Result<void> bind_output(size_t index, Output& output);
+  Result<void> place();
+  void find_left_out();
   void find_lifetimes();
   int shared_input(int index, int output) const;
-  Result<void> bind_output(const Port& port, Output& output);
+  void connect(int index);
   Result<void> execute();
   Result<void> copy_passed_through(std::span<Output> outputs);
   void gather_inputs(int index);
@@ -78,7 +99,14 @@ class Runner {
   StoragePlan storage_;
   ops::Counters counters_;
 
+  bool settled_ = false;  // what the last run resolved, placed and connected can be built on
+  bool moved_ = false;    // storage must be placed and every step be connected again
+  std::optional<RowRange> rows_;
+  std::vector<Home> homes_;  // by graph output
+
   // By value.
+  std::vector<bool> changed_;   // has another shape, layout or known content than in the last run
+  std::vector<bool> left_out_;  // nobody takes it and its operator can omit it
   std::vector<ops::Tensor> tensors_;
   std::vector<ops::IntValues> int_values_;
   std::vector<int> viewed_;           // the value whose storage this one shares, -1 for own storage
@@ -101,15 +129,18 @@ class Runner {
   int64_t cut_offset_ = 0;  // elements
 
   // Of the step at hand.
-  std::vector<ops::Tensor> in_, out_;
+  std::vector<ops::Tensor> in_;
   std::vector<ops::IntValues> in_values_, out_values_;
   std::vector<ops::Shape> out_shapes_;
   std::vector<ops::View> out_views_;
 
-  // By step, of the last run.
-  std::vector<int64_t> ns_;
-  std::vector<uint64_t> copied_;
-  std::vector<bool> ran_;
+  // By step.
+  std::vector<bool> stale_;     // reads something that changed
+  std::vector<bool> computes_;  // has a result that is not a view
+  std::vector<Call> calls_;
+  std::vector<ops::Tensor> call_tensors_;
+  std::vector<int64_t> ns_;       // of the last run
+  std::vector<uint64_t> copied_;  // of the last run
 };
 
 }  // namespace quern::graph

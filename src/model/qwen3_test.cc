@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <fstream>
 #include <numeric>
 #include <thread>
 
 #include "cpu/memory.h"
+#include "model/kv_cache.h"
 #include "tests/support/allocation_count.h"
 #include "tests/support/tiny_qwen3.h"
 
@@ -20,13 +22,15 @@ namespace {
 using test::ScratchFolder;
 using test::TinyQwen3;
 
-// Kernels for one row and for many sum in different orders: 32 to 64 products of unit size, two layers.
-constexpr float kClose = 1e-4f;
-
 std::vector<int32_t> ids_of(int64_t count, int32_t first = 5) {
   std::vector<int32_t> ids(static_cast<size_t>(count));
   for (size_t i = 0; i < ids.size(); i++) ids[i] = static_cast<int32_t>((first + 37 * i) % 320);
   return ids;
+}
+
+std::string content_of(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 float largest_difference(std::span<const float> a, std::span<const float> b) {
@@ -42,9 +46,9 @@ class Qwen3Line : public testing::Test {
  protected:
   Qwen3Line() : scratch_("qwen3_test") {}
 
-  Result<std::unique_ptr<Line>> open(const TinyQwen3& model) {
+  Result<std::unique_ptr<Line>> open(const TinyQwen3& model, DType kv = DType::f32) {
     model.write(scratch_.path());
-    return open_line(scratch_.path(), {&pool_, cpu::detect_features(), false});
+    return open_line(scratch_.path(), {.pool = &pool_, .features = cpu::detect_features(), .kv = kv});
   }
   void SetUp() override {
     auto line = open({});
@@ -83,7 +87,7 @@ TEST_F(Qwen3Line, InfoIsThatOfTheConfiguration) {
   EXPECT_EQ(info.eos_ids, (std::vector<int32_t>{2, 3}));
 }
 
-TEST_F(Qwen3Line, OnePieceChunksAndSingleTokensAgree) {
+TEST_F(Qwen3Line, OnePieceChunksAndSingleTokensGiveTheSameBits) {
   const auto ids = ids_of(23);
   auto whole = state(), chunks = state(), single = state();
   const auto expected = forward(*whole, ids);
@@ -93,8 +97,8 @@ TEST_F(Qwen3Line, OnePieceChunksAndSingleTokensAgree) {
   }
   for (const int32_t id : ids) last = forward(*single, std::array{id});
   EXPECT_EQ(single->length_tokens(), 23);
-  EXPECT_LE(largest_difference(expected, chunked), kClose);
-  EXPECT_LE(largest_difference(expected, last), kClose);
+  EXPECT_EQ(chunked, expected);
+  EXPECT_EQ(last, expected);
   EXPECT_GT(largest_difference(expected, std::vector<float>(expected.size())), 1.0f);
 }
 
@@ -106,7 +110,7 @@ TEST_F(Qwen3Line, WantedRowsAreThoseOfAllRows) {
   const auto none = forward(*c, ids, Rows::none());
   EXPECT_TRUE(none.empty());
   EXPECT_EQ(c->length_tokens(), 9);
-  EXPECT_LE(largest_difference(some, std::span(all).subspan(2 * 320, 3 * 320)), kClose);
+  EXPECT_LE(largest_difference(some, std::span(all).subspan(2 * 320, 3 * 320)), 0);
   EXPECT_LE(largest_difference(forward(*a, std::array{11}), forward(*c, std::array{11})), 0);
 }
 
@@ -142,9 +146,10 @@ TEST_F(Qwen3Line, ForkIsIndependentOfItsOrigin) {
   EXPECT_EQ(state()->fork().value()->length_tokens(), 0);
 }
 
-TEST_F(Qwen3Line, GrowthMovesThePastAndChangesNothing) {
+TEST_F(Qwen3Line, GrowthMovesNothing) {
   auto grown = state(), roomy = state();
   ASSERT_TRUE(roomy->reserve(1000).ok());
+  EXPECT_GT(roomy->bytes(), grown->bytes());
   const auto ids = ids_of(255);
   std::vector<float> a = forward(*grown, ids), b = forward(*roomy, ids);
   for (int32_t i = 0; i < 6; i++) {
@@ -152,11 +157,211 @@ TEST_F(Qwen3Line, GrowthMovesThePastAndChangesNothing) {
     b = forward(*roomy, std::array{i});
     EXPECT_EQ(a, b);
   }
-  EXPECT_EQ(roomy->counters().cache_bytes_copied, 0u);
-  // 256 rows of two layers' keys and values moved once.
-  EXPECT_EQ(grown->counters().cache_bytes_copied, 256u * 2 * 2 * 2 * 16 * 4);
-  EXPECT_EQ(grown->counters().cache_bytes_appended, 261u * 2 * 2 * 2 * 16 * 4);
+  for (const auto& s : {&grown, &roomy}) {
+    EXPECT_EQ((*s)->counters().bytes_copied, 0u);
+    EXPECT_EQ((*s)->counters().cache_bytes_copied, 0u);
+    EXPECT_EQ((*s)->counters().cache_bytes_appended, 261 * line_->memory().kv_token_bytes);
+  }
+  EXPECT_EQ(line_->memory().kv_token_bytes, 2u * 2 * 2 * 16 * 4);
   EXPECT_EQ(grown->reserve(1025).error().code, Errc::too_long);
+}
+
+// What the types cost in accuracy is held by the attention room and by the perplexity gate; here rows of unit size may
+// move logits of unit size by some of their steps.
+TEST_F(Qwen3Line, EveryKindOfCacheRewindsAndForks) {
+  const auto ids = ids_of(40);
+  auto exact = state();
+  const auto expected = forward(*exact, ids);
+  const struct {
+    DType kv;
+    float close;
+    size_t row_bytes;
+  } kinds[] = {{DType::f16, 0.02f, 32}, {DType::bf16, 0.1f, 32}, {DType::i8, 0.1f, 20}};
+  for (const auto& kind : kinds) {
+    line_ = open({}, kind.kv).value();
+    EXPECT_EQ(line_->memory().kv_token_bytes, 2 * 2 * 2 * kind.row_bytes);
+    auto s = state();
+    const auto whole = forward(*s, ids);
+    EXPECT_LE(largest_difference(whole, expected), kind.close);
+    EXPECT_GT(largest_difference(whole, expected), 0);
+    EXPECT_EQ(s->counters().cache_bytes_appended, 40 * line_->memory().kv_token_bytes);
+    const auto next = forward(*s, std::array{4});
+    forward(*s, ids_of(9, 100));
+    ASSERT_TRUE(s->rewind(40).ok());
+    auto copy = s->fork().value();
+    EXPECT_EQ(forward(*s, std::array{4}), next);
+    s->reset();
+    EXPECT_EQ(forward(*copy, std::array{4}), next);
+    EXPECT_EQ(forward(*s, ids), whole);
+  }
+}
+
+TEST_F(Qwen3Line, SavedTimelineGoesOnWithTheSameBits) {
+  for (const DType kv : {DType::f32, DType::f16, DType::bf16, DType::i8}) {
+    line_ = open({}, kv).value();
+    auto s = state();
+    forward(*s, ids_of(30));
+    const auto file = scratch_.path() / "kept.state";
+    ASSERT_TRUE(s->save(file).ok());
+    const auto expected = forward(*s, std::array{4});
+    auto loaded = line_->load_state(file).value();
+    EXPECT_EQ(loaded->length_tokens(), 30);
+    EXPECT_TRUE(std::ranges::equal(loaded->ids(), ids_of(30)));
+    EXPECT_EQ(forward(*loaded, std::array{4}), expected);
+    EXPECT_EQ(loaded->length_tokens(), 31);
+    // Saved again without that token, the file has the same bytes.
+    ASSERT_TRUE(loaded->rewind(30).ok());
+    ASSERT_TRUE(loaded->save(scratch_.path() / "again.state").ok());
+    EXPECT_EQ(content_of(scratch_.path() / "again.state"), content_of(file));
+  }
+  auto empty = state();
+  ASSERT_TRUE(empty->save(scratch_.path() / "empty.state").ok());
+  EXPECT_EQ(line_->load_state(scratch_.path() / "empty.state").value()->length_tokens(), 0);
+}
+
+TEST_F(Qwen3Line, TimelineOfAnotherModelOrAnotherCacheIsRefusedByName) {
+  auto s = state();
+  forward(*s, ids_of(3));
+  const auto file = scratch_.path() / "kept.state";
+  ASSERT_TRUE(s->save(file).ok());
+  const auto refused = [&](const Result<std::unique_ptr<Line>>& line, const std::string& part) {
+    const auto loaded = (*line)->load_state(file);
+    ASSERT_FALSE(loaded.ok());
+    EXPECT_EQ(loaded.error().code, Errc::bad_request);
+    EXPECT_NE(loaded.error().message().find(part), std::string::npos) << loaded.error().message();
+  };
+  refused(open({}, DType::f16), "fp16");
+  TinyQwen3 other;
+  other.intermediate = 64;
+  refused(open(other), "model");
+}
+
+// ---- what one timeline may do, in any order ----
+
+// A timeline beside the calls that led to it: computing those calls from scratch must give the same bits.
+struct Traced {
+  std::unique_ptr<State> state;
+  std::vector<std::vector<int32_t>> calls;
+
+  int64_t tokens() const {
+    int64_t sum = 0;
+    for (const auto& call : calls) sum += static_cast<int64_t>(call.size());
+    return sum;
+  }
+};
+
+TEST_F(Qwen3Line, AnyOrderOfAppendRewindForkSaveAndLoadEqualsComputingFromScratch) {
+  uint64_t random = 11;
+  const auto below = [&](uint32_t limit) {
+    random = random * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>(random >> 33) % limit;
+  };
+  const auto file = scratch_.path() / "kept.state";
+  for (const DType kv : {DType::f32, DType::f16, DType::bf16, DType::i8}) {
+    line_ = open({}, kv).value();
+    std::vector<Traced> timelines(1);
+    timelines.reserve(4);
+    timelines[0].state = state();
+    for (int step = 0; step < 150; step++) {
+      const size_t at = below(static_cast<uint32_t>(timelines.size()));
+      Traced& t = timelines[at];
+      switch (below(6)) {
+        case 0: {  // back to the end of an earlier call
+          t.calls.resize(below(static_cast<uint32_t>(t.calls.size()) + 1));
+          ASSERT_TRUE(t.state->rewind(t.tokens()).ok());
+          break;
+        }
+        case 1: {
+          Traced copy{t.state->fork().value(), t.calls};
+          if (timelines.size() < 4) {
+            timelines.push_back(std::move(copy));
+          } else {
+            t = std::move(copy);
+          }
+          break;
+        }
+        case 2: {
+          ASSERT_TRUE(t.state->save(file).ok());
+          t.state = line_->load_state(file).value();
+          break;
+        }
+        default: {
+          if (t.tokens() > 200) {
+            t.calls.clear();
+            t.state->reset();
+          }
+          std::vector<int32_t> ids(std::array{1, 1, 2, 17, 70}[below(5)]);
+          for (int32_t& id : ids) id = static_cast<int32_t>(below(320));
+          const auto got = forward(*t.state, ids);
+          t.calls.push_back(ids);
+          auto scratch = state();
+          std::vector<float> expected;
+          for (const auto& call : t.calls) expected = forward(*scratch, call);
+          ASSERT_EQ(got, expected) << kv_type_name(kv) << " step " << step;
+        }
+      }
+      ASSERT_EQ(t.state->length_tokens(), t.tokens());
+    }
+  }
+}
+
+TEST_F(Qwen3Line, InterleavedTimelinesDoNotSeeEachOther) {
+  // Each timeline is a prompt of one marker over and over; what it gives must be what it gives alone.
+  std::vector<std::unique_ptr<State>> together;
+  for (int32_t marker = 0; marker < 3; marker++) together.push_back(state());
+  for (int round = 0; round < 8; round++) {
+    for (int32_t marker = 0; marker < 3; marker++) {
+      const std::vector<int32_t> ids(5, 100 * marker + 7);
+      const auto got = forward(*together[static_cast<size_t>(marker)], ids);
+      auto alone = state();
+      std::vector<float> expected;
+      for (int i = 0; i <= round; i++) expected = forward(*alone, ids);
+      ASSERT_EQ(got, expected) << "marker " << marker << " round " << round;
+    }
+  }
+}
+
+TEST_F(Qwen3Line, BitsDoNotDependOnTheThreads) {
+  const auto ids = ids_of(90);
+  for (const DType kv : {DType::f32, DType::i8}) {
+    line_ = open({}, kv).value();
+    auto s = state();
+    auto expected = forward(*s, ids, {0, 90});
+    const auto next = forward(*s, std::array{3});
+    for (const int threads : {1, 3, 4}) {
+      cpu::Pool pool(threads);
+      const auto line =
+          open_line(scratch_.path(), {.pool = &pool, .features = cpu::detect_features(), .kv = kv}).value();
+      auto other = line->new_state().value();
+      std::vector<float> logits(90 * 320), row(320);
+      ASSERT_TRUE(line->forward(*other, ids, {0, 90}, logits).ok());
+      ASSERT_TRUE(line->forward(*other, std::array{3}, {}, row).ok());
+      EXPECT_EQ(logits, expected) << threads;
+      EXPECT_EQ(row, next) << threads;
+    }
+  }
+}
+
+TEST_F(Qwen3Line, LongTimelinesWork) {
+  TinyQwen3 model;
+  model.context = 8192;
+  model.layers = 1;
+  model.heads = 2;
+  model.kv_heads = 1;
+  for (const DType kv : {DType::f16, DType::i8}) {
+    auto line = open(model, kv);
+    ASSERT_TRUE(line.ok()) << line.error().message();
+    line_ = std::move(line).value();
+    auto s = state();
+    for (int64_t at = 0; at < 8000; at += 1000) forward(*s, ids_of(1000, static_cast<int32_t>(at)), Rows::none());
+    const auto row = forward(*s, std::array{3});
+    EXPECT_TRUE(std::ranges::all_of(row, [](float x) { return std::isfinite(x); }));
+    // Workspace is that of a chunk, not of the past.
+    EXPECT_LT(s->workspace_bytes(), size_t{16} << 20);
+    EXPECT_EQ(s->bytes() - s->workspace_bytes(), 8064 * line_->memory().kv_token_bytes);
+    ASSERT_TRUE(s->rewind(8000).ok());
+    EXPECT_EQ(forward(*s, std::array{3}), row);
+  }
 }
 
 TEST_F(Qwen3Line, DecodingAllocatesNothing) {
@@ -311,7 +516,7 @@ TEST_F(Qwen3Line, FolderInPlaceOfTheGraphFileIsABadModel) {
   TinyQwen3().write(scratch_.path());
   std::filesystem::remove(scratch_.path() / "model.onnx");
   std::filesystem::create_directory(scratch_.path() / "model.onnx");
-  const auto line = open_line(scratch_.path(), {&pool_, cpu::detect_features(), false});
+  const auto line = open_line(scratch_.path(), {.pool = &pool_, .features = cpu::detect_features()});
   ASSERT_FALSE(line.ok());
   EXPECT_EQ(line.error().code, Errc::bad_model);
   EXPECT_NE(line.error().message().find("not a regular file"), std::string::npos) << line.error().message();
@@ -320,7 +525,7 @@ TEST_F(Qwen3Line, FolderInPlaceOfTheGraphFileIsABadModel) {
 TEST_F(Qwen3Line, GraphFileThatIsNotThereIsABadModel) {
   TinyQwen3().write(scratch_.path());
   std::filesystem::remove(scratch_.path() / "model.onnx");
-  const auto line = open_line(scratch_.path(), {&pool_, cpu::detect_features(), false});
+  const auto line = open_line(scratch_.path(), {.pool = &pool_, .features = cpu::detect_features()});
   ASSERT_FALSE(line.ok());
   EXPECT_EQ(line.error().code, Errc::bad_model);
   EXPECT_NE(line.error().message().find("model.onnx"), std::string::npos) << line.error().message();

@@ -9,12 +9,15 @@
 #include <string_view>
 #include <system_error>
 
-#include "base/file_map.h"
 #include "base/model_part.h"
 #include "base/quote_name.h"
+#include "formats/json_section.h"
 #include "model/line.h"
 #ifdef QUERN_LINE_QWEN3
 #include "model/qwen3.h"
+#endif
+#ifdef QUERN_LINE_QWEN4_EXP
+#include "model/qwen4_exp.h"
 #endif
 
 namespace quern::model {
@@ -24,8 +27,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kGenaiConfig = "genai_config.json";
 constexpr const char* kHfConfig = "config.json";
-// Real configurations have a few kilobytes; a larger file is something else.
-constexpr size_t kLargestConfigBytes = size_t{16} << 20;
 
 enum class Format : uint8_t { onnx, safetensors };
 
@@ -36,7 +37,7 @@ struct LineEntry {
   std::string_view line;  // what QUERN_MODEL_LINES calls it
   Format format;
   bool built;         // this program has the line
-  OpenFunction open;  // null where quern has no implementation of this format yet
+  OpenFunction open;  // null where quern does not run this format
 };
 
 #ifdef QUERN_LINE_QWEN3
@@ -48,15 +49,20 @@ constexpr OpenFunction kOpenQwen3 = nullptr;
 #endif
 #ifdef QUERN_LINE_QWEN4_EXP
 constexpr bool kQwen4ExpBuilt = true;
+constexpr OpenFunction kOpenQwen4Exp = &open_qwen4_exp;
 #else
 constexpr bool kQwen4ExpBuilt = false;
+constexpr OpenFunction kOpenQwen4Exp = nullptr;
 #endif
 
 constexpr LineEntry kLines[] = {
     {"qwen3", "qwen3", Format::onnx, kQwen3Built, kOpenQwen3},
     {"qwen3", "qwen3", Format::safetensors, kQwen3Built, nullptr},
-    {"qwen4_exp", "qwen4_exp", Format::safetensors, kQwen4ExpBuilt, nullptr},
-    {"qwen4_exp_text", "qwen4_exp", Format::safetensors, kQwen4ExpBuilt, nullptr},
+    {"qwen4_exp", "qwen4_exp", Format::safetensors, kQwen4ExpBuilt, kOpenQwen4Exp},
+    {"qwen4_exp_text", "qwen4_exp", Format::safetensors, kQwen4ExpBuilt, kOpenQwen4Exp},
+    // The same model under the names of re-releases.
+    {"qwen3_8_flash_next", "qwen4_exp", Format::safetensors, kQwen4ExpBuilt, kOpenQwen4Exp},
+    {"qwen3_8_flash_next_text", "qwen4_exp", Format::safetensors, kQwen4ExpBuilt, kOpenQwen4Exp},
 };
 
 std::string known_types(Format format) {
@@ -72,23 +78,7 @@ std::string known_types(Format format) {
 // The string at `field`, a dotted JSON path. The rest of the file is not looked at: a line checks its own
 // configuration.
 Result<std::string> read_type(const fs::path& path, std::string_view field) {
-  QUERN_TRY_VOID(check_part(path));
-  QUERN_TRY(const FileMap map, FileMap::open(path));
-  if (map.bytes().size() > kLargestConfigBytes) {
-    return bad_model(path.string(), fmt::format("has {} bytes, a configuration has at most {}", map.bytes().size(),
-                                                kLargestConfigBytes));
-  }
-  const auto* text = reinterpret_cast<const char*>(map.bytes().data());
-  nlohmann::json json;
-  try {
-    json = nlohmann::json::parse(text, text + map.bytes().size());
-  } catch (const nlohmann::json::parse_error& e) {
-    // The parser counts the byte that does not fit, too.
-    return bad_model(fmt::format("{}@{}", path.string(), e.byte > 0 ? e.byte - 1 : 0),
-                     "the file is not JSON from here on");
-  } catch (const nlohmann::json::exception& e) {
-    return bad_model(path.string(), fmt::format("the file cannot be read as JSON: {}", e.what()));
-  }
+  QUERN_TRY(const nlohmann::json json, formats::load_json(path));
   const std::string where = fmt::format("{}: {}", path.string(), field);
   std::string pointer = fmt::format("/{}", field);
   std::replace(pointer.begin(), pointer.end(), '.', '/');
@@ -97,15 +87,6 @@ Result<std::string> read_type(const fs::path& path, std::string_view field) {
   const auto& value = json.at(at);
   if (!value.is_string()) return bad_model(where, fmt::format("is of type {}, expected a string", value.type_name()));
   return value.get<std::string>();
-}
-
-bool has_safetensors(const fs::path& folder) {
-  std::error_code ec;
-  for (fs::directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) {
-    if (it->path().extension() == ".safetensors" || it->path().filename() == "model.safetensors.index.json")
-      return true;
-  }
-  return false;
 }
 
 struct Found {
@@ -127,15 +108,10 @@ Result<Found> look_up(std::string type, const fs::path& config, std::string_view
                                           "without; rebuild with -DQUERN_MODEL_LINES containing {1}",
                                           type, entry->line));
   }
-  if (entry->open == nullptr && type == "qwen3") {
+  if (entry->open == nullptr) {
     return unsupported(where,
                        "qwen3 checkpoints in safetensors are not run directly; export the model to ONNX "
                        "(genai_config.json and model.onnx, precision int4, provider cpu)");
-  }
-  if (entry->open == nullptr) {
-    return unsupported(where, fmt::format("model type '{}' is recognised, but this version of quern does not run its "
-                                          "safetensors checkpoints yet",
-                                          type));
   }
   return Found{{std::move(type), config}, entry};
 }
@@ -148,14 +124,6 @@ Result<Found> find_line(const fs::path& folder) {
   }
   if (has_part(folder / kHfConfig)) {
     QUERN_TRY(std::string type, read_type(folder / kHfConfig, "model_type"));
-    const bool known =
-        std::any_of(std::begin(kLines), std::end(kLines), [&](const LineEntry& e) { return e.model_type == type; });
-    if (known && !has_safetensors(folder)) {
-      return bad_model(folder.string(),
-                       fmt::format("has config.json (model type '{}') but neither genai_config.json nor "
-                                   "any .safetensors file",
-                                   type));
-    }
     return look_up(std::move(type), folder / kHfConfig, "model_type", Format::safetensors);
   }
   return bad_model(folder.string(),

@@ -78,19 +78,20 @@ TEST_F(Identify, UnknownTypeIsUnsupportedByName) {
   EXPECT_TRUE(says(refusal(), "qwen3"));
 }
 
-TEST_F(Identify, CheckpointsAreRecognisedAndRefusedByName) {
-  scratch_.file("model.safetensors", "");
-  for (const std::string type : {"qwen3", "qwen4_exp", "qwen4_exp_text"}) {
-    scratch_.file("config.json", R"({"model_type": ")" + type + R"("})");
-    EXPECT_EQ(refusal().code, Errc::unsupported) << type;
-    EXPECT_TRUE(says(refusal(), type)) << refusal().message();
-  }
+TEST_F(Identify, CheckpointOfTheOnnxLineSaysHowToExportIt) {
+  scratch_.file("config.json", R"({"model_type": "qwen3"})");
+  EXPECT_EQ(refusal().code, Errc::unsupported);
+  EXPECT_TRUE(says(refusal(), "export the model to ONNX")) << refusal().message();
 }
 
-TEST_F(Identify, CheckpointWithoutWeightsNamesThem) {
-  scratch_.file("config.json", R"({"model_type": "qwen3"})");
-  EXPECT_EQ(refusal().code, Errc::bad_model);
-  EXPECT_TRUE(says(refusal(), ".safetensors"));
+TEST_F(Identify, CheckpointIsRecognisedByItsTypeAlone) {
+  for (const char* type : {"qwen4_exp", "qwen4_exp_text", "qwen3_8_flash_next", "qwen3_8_flash_next_text"}) {
+    scratch_.file("config.json", std::string(R"({"model_type": ")") + type + R"("})");
+    const auto found = identify(scratch_.path());
+    ASSERT_TRUE(found.ok()) << found.error().message();
+    EXPECT_EQ(found->model_type, type);
+    EXPECT_EQ(found->config.filename(), "config.json");
+  }
 }
 
 TEST_F(Identify, DamagedConfigurationsAreBadModels) {

@@ -14,6 +14,7 @@ namespace quern::ops {
 struct VariantInfo {
   cpu::Isa isa;
   std::string_view symbol;
+  std::string_view role;  // what it does within its room: of the variants of one role, the first usable one is chosen
 };
 
 template <class Function>
@@ -40,8 +41,10 @@ const Variant<Function>& select(std::span<const Variant<Function>> variants, con
 #define QUERN_ISA_LINE_avx2(...) __VA_ARGS__
 #define QUERN_ISA_LINE_avxvnni(...) __VA_ARGS__
 #define QUERN_ISA_LINE_avx512vnni(...) __VA_ARGS__
+#define QUERN_ISA_LINE_avx512bf16(...) __VA_ARGS__
 #else
 #define QUERN_ISA_LINE_avx2(...)
 #define QUERN_ISA_LINE_avxvnni(...)
 #define QUERN_ISA_LINE_avx512vnni(...)
+#define QUERN_ISA_LINE_avx512bf16(...)
 #endif

@@ -3,6 +3,7 @@
 // back (Operator), and the table of ONNX operators that quern runs. Does not own graphs, files or memory planning.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <map>
@@ -12,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/file_map.h"
 #include "ops/context.h"
 #include "ops/kernel_list.h"
 #include "ops/tensor.h"
@@ -93,6 +95,9 @@ struct IntValues {
   int count = 0;
   std::array<int64_t, kMax> v{};
   std::span<const int64_t> span() const { return {v.data(), static_cast<size_t>(count)}; }
+  bool operator==(const IntValues& other) const {
+    return known == other.known && (!known || std::ranges::equal(span(), other.span()));
+  }
 };
 
 // One invocation's shapes. `in` and `in_values` are filled; resolve() fills `out`, and where it applies `out_values`
@@ -144,6 +149,8 @@ class Operator {
   // True when output j may use the storage of input i where both have the same size: element k of every input is read
   // before element k of the output is written, and nothing else is read of it afterwards.
   virtual bool may_share(int /*input*/, int /*output*/) const { return false; }
+  // True when run() does without output j: it is then told of it as an output that the node does not have.
+  virtual bool may_omit(int /*output*/) const { return false; }
   // True for operators that only relabel or slice their first input (Reshape, Split): resolve() may set views.
   virtual bool makes_views() const { return false; }
   // True when row r of each output depends on row r of input 0 alone, so that callers may ask for some rows only.
@@ -173,6 +180,8 @@ struct PrepareContext {
   std::map<SharedKey, std::shared_ptr<const void>>* shared = nullptr;
   // Called with source bytes that will not be read again (their pages need not stay resident). May be empty.
   std::function<void(std::span<const std::byte>)> drop_source;
+  // Copies source bytes without making their pages resident, also while operators run. May be empty.
+  CopyBytes copy_source;
   // Counts preparations (packing of one weight matrix); a repack would show here.
   uint64_t* preparations = nullptr;
 };

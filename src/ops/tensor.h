@@ -70,6 +70,7 @@ struct RowLayout {
     if (inner == 1) return row * outer_stride;
     return row / inner * outer_stride + row % inner * inner_stride;
   }
+  bool operator==(const RowLayout&) const = default;
 };
 
 struct Tensor {

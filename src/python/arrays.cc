@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
+#include "base/quote_name.h"
+
 namespace quern::python {
 namespace {
 
@@ -61,6 +63,19 @@ nb::dlpack::dtype dlpack_dtype(DType t) {
 
 void raise(Error error) { throw Raised{std::move(error)}; }
 
+void set_error(const Error& error) {
+  const std::string message = one_line(error.message());
+  nb::object exception = nb::handle(error_type)(nb::str(message.data(), message.size()));
+  exception.attr("code") = nb::str(std::string(errc_name(error.code)).c_str());
+  exception.attr("where") =
+      nb::bytes(error.where.data(), error.where.size()).attr("decode")("utf-8", "backslashreplace");
+  PyErr_SetObject(error_type, exception.ptr());
+}
+
+void raise_type(std::string_view what, std::string_view wanted, nb::handle object) {
+  throw nb::type_error(fmt::format("{} must be {}, not {}", what, wanted, Py_TYPE(object.ptr())->tp_name).c_str());
+}
+
 std::string text_in(nb::handle object, const std::string& what) {
   if (PyUnicode_Check(object.ptr())) {
     Py_ssize_t size = 0;
@@ -68,15 +83,25 @@ std::string text_in(nb::handle object, const std::string& what) {
     PyErr_Clear();
     raise(bad_request(what, "holds surrogates, which have no UTF-8 form"));
   }
-  raise(bad_request(what, fmt::format("expected a str, got {}", Py_TYPE(object.ptr())->tp_name)));
+  raise_type(what, "a str", object);
+}
+
+std::unique_lock<std::mutex> hold_alone(std::mutex& mutex, std::string_view what) {
+  std::unique_lock held(mutex, std::try_to_lock);
+  if (!held) {
+    raise(bad_request(std::string(what),
+                      fmt::format("is in use by another thread; one {} is for one thread at once", what)));
+  }
+  return held;
 }
 
 std::string path_in(nb::handle object, const std::string& what) {
   PyObject* bytes = nullptr;
   if (PyBytes_Check(object.ptr()) || PyUnicode_FSConverter(object.ptr(), &bytes) == 0) {
+    const bool has_nul = PyErr_ExceptionMatches(PyExc_ValueError) != 0 && PyUnicode_Check(object.ptr());
     PyErr_Clear();
-    raise(
-        bad_request(what, fmt::format("expected a path (str or os.PathLike), got {}", Py_TYPE(object.ptr())->tp_name)));
+    if (has_nul) raise(bad_request(what, "a path cannot hold a NUL character or surrogates that stand for no byte"));
+    raise_type(what, "a path (str or os.PathLike)", object);
   }
   const nb::object owner = nb::steal(bytes);
   return {PyBytes_AsString(bytes), static_cast<size_t>(PyBytes_Size(bytes))};
@@ -112,16 +137,26 @@ ArrayIn::ArrayIn(nb::handle object, const std::string& name) {
   tensor_.data = const_cast<void*>(array_.data());
 }
 
-nb::object array_out(const ops::Tensor& tensor, cpu::Buffer storage) {
+void check_is_array(nb::handle object, std::string_view name) {
+  const bool is_array = nb::hasattr(object, "dtype") || nb::ndarray_check(object);
+  if (!object.is_none() && !is_array) raise_type(name, "a NumPy array", object);
+}
+
+ArrayOut array_out(const ops::Tensor& tensor, cpu::Buffer storage) {
+  return array_out(tensor, std::make_shared<const cpu::Buffer>(std::move(storage)));
+}
+
+ArrayOut array_out(const ops::Tensor& tensor, std::shared_ptr<const cpu::Buffer> storage) {
+  using Owned = std::shared_ptr<const cpu::Buffer>;
   static char nothing;  // arrays without elements still want an address
-  auto* owned = new cpu::Buffer(std::move(storage));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<cpu::Buffer*>(p); });
+  auto* owned = new Owned(std::move(storage));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<Owned*>(p); });
   std::array<size_t, ops::kMaxRank> dims{};
   for (int d = 0; d < tensor.shape.rank(); d++) dims[d] = static_cast<size_t>(tensor.shape[d]);
-  void* data = tensor.elements() == 0 ? &nothing : owned->data();
+  void* data = tensor.elements() == 0 ? &nothing : (*owned)->data();
   nb::ndarray<nb::numpy> array(data, static_cast<size_t>(tensor.shape.rank()), dims.data(), owner, nullptr,
                                dlpack_dtype(tensor.dtype));
-  return nb::cast(array);
+  return nb::borrow<ArrayOut>(nb::cast(array));
 }
 
 std::string type_string(DType dtype) {
@@ -135,20 +170,16 @@ std::string type_string(DType dtype) {
 void bind_errors(nb::module_& m) {
   error_type = PyErr_NewExceptionWithDoc(
       "quern.Error",
-      "What quern refuses or cannot do. .code is bad_model, unsupported, bad_request, ...; .where names the place.",
+      "What quern refuses or cannot do.\n\n"
+      ".code is 'bad_model', 'unsupported', 'bad_request', 'too_long', 'no_memory', 'io', 'cancelled' or 'internal'; "
+      ".where names the place: a file and offset, a node, an argument.",
       PyExc_RuntimeError, nullptr);
   m.attr("Error") = nb::handle(error_type);
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {
       std::rethrow_exception(p);
     } catch (const Raised& raised) {
-      const std::string message = raised.error.message();
-      nb::object exception =
-          nb::handle(error_type)(nb::bytes(message.data(), message.size()).attr("decode")("utf-8", "backslashreplace"));
-      exception.attr("code") = nb::str(std::string(errc_name(raised.error.code)).c_str());
-      exception.attr("where") =
-          nb::bytes(raised.error.where.data(), raised.error.where.size()).attr("decode")("utf-8", "backslashreplace");
-      PyErr_SetObject(error_type, exception.ptr());
+      set_error(raised.error);
     }
   });
 }

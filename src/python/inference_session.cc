@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // quern.InferenceSession: a graph under the ONNX Runtime calling convention.
+#include <fmt/format.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <optional>
 
+#include "base/process.h"
 #include "base/quote_name.h"
 #include "cpu/topology.h"
 #include "graph/runner.h"
 #include "python/arrays.h"
+#include "python/interpreter_lock.h"
 
 namespace quern::python {
 namespace {
@@ -31,10 +35,10 @@ class InferenceSession {
   InferenceSession(nb::object model, int64_t threads, bool profile, nb::object external_data_dir,
                    const std::vector<std::string>& no_fuse) {
     const int wanted = thread_count(threads);
-    const int count = wanted > 0 ? wanted : cpu::read_topology().usable;
+    const int count = wanted > 0 ? wanted : cpu::read_topology().threads;
     auto file = open(model, external_data_dir);
     const auto features = take(cpu::usable_features());
-    nb::gil_scoped_release released;
+    const LockReleased released;
     pool_ = std::make_unique<cpu::Pool>(count);
     model_ = take(graph::Model::load(std::move(file), *pool_, features, {no_fuse}));
     runner_ = std::make_unique<graph::Runner>(model_, *pool_, profile);
@@ -60,7 +64,9 @@ class InferenceSession {
   std::vector<NodeArg> inputs() const { return ports(model_->inputs()); }
   std::vector<NodeArg> outputs() const { return ports(model_->outputs()); }
 
-  nb::list run(nb::object output_names, nb::dict feeds) {
+  nb::list run(nb::object output_names, nb::object feeds_object) {
+    if (!nb::isinstance<nb::dict>(feeds_object)) raise_type("feeds", "a dict of arrays by input name", feeds_object);
+    const auto feeds = nb::borrow<nb::dict>(feeds_object);
     std::vector<ArrayIn> arrays;  // keeps converted copies alive
     arrays.reserve(feeds.size());
     std::vector<ops::Tensor> inputs(model_->inputs().size());
@@ -77,8 +83,9 @@ class InferenceSession {
     if (output_names.is_none()) {
       for (size_t j = 0; j < outputs.size(); j++) order.push_back(static_cast<int>(j));
     } else {
-      if (nb::isinstance<nb::str>(output_names))
-        raise(bad_request("output_names", "expected a list of names, got a str"));
+      if (nb::isinstance<nb::str>(output_names) || !nb::isinstance<nb::iterable>(output_names)) {
+        raise_type("output_names", "a list of names", output_names);
+      }
       for (auto& output : outputs) output.wanted = false;
       for (nb::handle item : output_names) {
         const auto name = text_in(item, "output name");
@@ -91,8 +98,8 @@ class InferenceSession {
       }
     }
     {
-      nb::gil_scoped_release released;
-      const std::lock_guard lock(mutex_);
+      const LockReleased released;
+      const auto lock = hold();
       take(runner_->run(inputs, outputs));
     }
     nb::list results;
@@ -104,7 +111,7 @@ class InferenceSession {
   }
 
   nb::list report() {
-    const std::lock_guard lock(mutex_);
+    const auto lock = wait_and_hold();
     nb::list rows;
     for (const auto& r : runner_->report()) {
       nb::dict row;
@@ -123,7 +130,7 @@ class InferenceSession {
   }
 
   nb::dict counters() {
-    const std::lock_guard lock(mutex_);
+    const auto lock = wait_and_hold();
     const auto& c = runner_->counters();
     const auto& memory = model_->memory();
     nb::dict d;
@@ -140,6 +147,17 @@ class InferenceSession {
   }
 
  private:
+  // A Runner serves one call at a time. The mutex that a child of fork() inherits may never be unlocked.
+  std::unique_lock<std::mutex> hold() {
+    take(process_.check());
+    return std::unique_lock(mutex_);
+  }
+  // For the thread that keeps the interpreter lock: others run while it waits.
+  std::unique_lock<std::mutex> wait_and_hold() {
+    const LockReleased released;
+    return hold();
+  }
+
   static formats::OnnxFile open(nb::handle model, nb::handle external_data_dir) {
     if (!nb::isinstance<nb::bytes>(model)) return take(formats::OnnxFile::open(path_in(model, "path_or_bytes")));
     const auto bytes = nb::cast<nb::bytes>(model);
@@ -150,10 +168,11 @@ class InferenceSession {
     return take(formats::OnnxFile::from_bytes(std::move(copy), dir));
   }
 
+  Process process_;
   std::unique_ptr<cpu::Pool> pool_;
   std::shared_ptr<const graph::Model> model_;
   std::unique_ptr<graph::Runner> runner_;
-  std::mutex mutex_;  // a Runner serves one call at a time
+  std::mutex mutex_;
 };
 
 nb::dict memory_usage() {
@@ -173,29 +192,41 @@ nb::dict memory_usage() {
 }  // namespace
 
 void bind_inference_session(nb::module_& m) {
-  m.def("memory_usage", &memory_usage,
-        "Bytes of large memory in this process by purpose (weights, cache, workspace, logits): current, peak, "
-        "allocations.");
+  m.def(
+      "memory_usage", &memory_usage,
+      "Large memory of this process by purpose: a dict with an entry for weights, cache, workspace and logits, each a "
+      "dict of current and peak (bytes) and allocations (a count), and largest_weights_bytes.");
   nb::class_<NodeArg>(m, "NodeArg", "Name, element type and shape of a graph input or output.")
-      .def_ro("name", &NodeArg::name)
-      .def_ro("type", &NodeArg::type)
-      .def_ro("shape", &NodeArg::shape);
-  nb::class_<InferenceSession>(m, "InferenceSession",
-                               "An ONNX graph, every node on quern's kernels. Calls from several threads take turns.")
-      .def(
-          nb::init<nb::object, int64_t, bool, nb::object, const std::vector<std::string>&>(),
-          nb::arg("path_or_bytes").none(), nb::kw_only(), nb::arg("threads") = 0, nb::arg("profile") = false,
-          nb::arg("external_data_dir") = nb::none(), nb::arg("no_fuse") = std::vector<std::string>(),
-          "Loads a model file, or bytes with external data in external_data_dir. threads=0: all usable cores. no_fuse: "
-          "names of graph passes to leave out.")
+      .def_ro("name", &NodeArg::name, "str: the name in the graph.")
+      .def_ro("type", &NodeArg::type, "str: the element type as ONNX Runtime writes it, such as 'tensor(float)'.")
+      .def_ro("shape", &NodeArg::shape, "list: an int for a fixed extent, a str for a named one, None for any.");
+  nb::class_<InferenceSession>(
+      m, "InferenceSession",
+      "An ONNX graph, every node on quern's kernels, under the ONNX Runtime calling convention.\n\n"
+      "Calls from several threads take turns; the interpreter lock is released while they compute. "
+      "In a child of fork() they raise quern.Error, unsupported.")
+      .def(nb::init<nb::object, int64_t, bool, nb::object, const std::vector<std::string>&>(),
+           nb::arg("path_or_bytes").none(), nb::kw_only(), nb::arg("threads") = 0, nb::arg("profile") = false,
+           nb::arg("external_data_dir") = nb::none(), nb::arg("no_fuse") = std::vector<std::string>(),
+           "Loads a model file (str or os.PathLike), or bytes with external data in external_data_dir.\n\n"
+           "threads: 1 to 1024, 0 for the usable physical cores. profile=True: report() has times. no_fuse: names of "
+           "graph passes to leave out.\n\n"
+           "Raises quern.Error: bad_model (damaged or inconsistent, with the place), unsupported (a node that quern "
+           "does not run, by name), bad_request (an option; external data without a folder), no_memory, io.")
       .def("get_inputs", &InferenceSession::inputs, "One NodeArg a graph input, in declared order.")
       .def("get_outputs", &InferenceSession::outputs, "One NodeArg a graph output, in declared order.")
-      .def(
-          "run", &InferenceSession::run, nb::arg("output_names").none(), nb::arg("feeds"),
-          "Runs the graph on {input name: array}; returns the named outputs (None: all) as arrays. Raises quern.Error.")
+      .def("run", &InferenceSession::run, nb::arg("output_names").none(), nb::arg("feeds").none(),
+           "Runs the graph on {input name: NumPy array}; returns the named outputs (None: all) as a list of NumPy "
+           "arrays.\n\n"
+           "Shapes and dtypes are those that get_inputs() and get_outputs() tell; arrays that are not C-contiguous are "
+           "copied. Raises quern.Error: bad_request (a name, a dtype or a shape, or an input that is missing), "
+           "unsupported, no_memory.")
       .def("report", &InferenceSession::report,
-           "One dict a node: node, op, domain, owner, variant, reason, ns (with profile=True), bytes_copied, view.")
-      .def("counters", &InferenceSession::counters, "Byte counters of the last run and memory of the model.");
+           "A list with one dict a node in execution order: node, op, domain, owner ('kernel', 'prepared', 'view' or "
+           "'fused'), variant, reason, ns (with profile=True), bytes_copied, view.")
+      .def("counters", &InferenceSession::counters,
+           "A dict of int: bytes copied, appended to caches and read of weights by the last run, and memory of the "
+           "model.");
 }
 
 }  // namespace quern::python

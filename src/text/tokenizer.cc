@@ -5,14 +5,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
-#include "base/file_map.h"
 #include "base/model_part.h"
 #include "base/quote_name.h"
 #include "text/added_tokens.h"
 #include "text/bpe.h"
+#include "text/model_file.h"
 #include "text/nfc.h"
 #include "text/pretokenizer.h"
 #include "text/tokenizer_file.h"
@@ -23,30 +25,8 @@ namespace {
 
 using nlohmann::json;
 
-// Published files have 7 to 20 MB.
-constexpr size_t kMaxFileBytes = size_t{256} << 20;
 constexpr size_t kMaxTextBytes = INT32_MAX;
 constexpr size_t kMemoFromBytes = size_t{4} << 10;
-
-Result<FileMap> open_bounded(const std::filesystem::path& path) {
-  QUERN_TRY_VOID(check_part(path));
-  QUERN_TRY(FileMap map, FileMap::open(path));
-  if (map.bytes().size() > kMaxFileBytes) {
-    return bad_model(path.string(),
-                     fmt::format("the file has {} bytes; at most {} are read", map.bytes().size(), kMaxFileBytes));
-  }
-  return map;
-}
-
-std::string_view text_of_map(const FileMap& map) {
-  return {reinterpret_cast<const char*>(map.bytes().data()), map.bytes().size()};
-}
-
-// The JSON path of an error becomes "file: path".
-Error in_file(Error error, const std::string& file) {
-  error.where = error.where.empty() ? file : file + ": " + error.where;
-  return error;
-}
 
 }  // namespace
 
@@ -146,46 +126,69 @@ Result<Tokenizer> Tokenizer::from_json(std::string_view bytes, const std::string
 
 namespace {
 
-// A token of the configuration: a string, or an object with the string as "content"; null and absent mean none.
-Result<std::optional<std::string>> token_text(const json& config, const char* key) {
-  const auto it = config.find(key);
-  if (it == config.end() || it->is_null()) return std::optional<std::string>();
-  const json* text = &*it;
-  if (it->is_object() && it->contains("content")) text = &it->at("content");
-  if (!text->is_string()) return bad_model(key, "a string, or an object with a string 'content', is needed");
-  return std::optional<std::string>(text->get<std::string>());
+// Fields that quern or the reference reads, and the types they may have besides null. clean_up_tokenization_spaces is
+// without influence on BPE, as in transformers 5.
+using Types = std::initializer_list<json::value_t>;
+Result<void> check_types(const json& config) {
+  constexpr auto kBoolean = json::value_t::boolean, kText = json::value_t::string, kList = json::value_t::array,
+                 kObject = json::value_t::object;
+  struct Field {
+    const char* key;
+    Types types;
+    const char* allowed;
+  };
+  const Field fields[] = {
+      {"add_bos_token", {kBoolean}, "true or false"},
+      {"add_eos_token", {kBoolean}, "true or false"},
+      {"add_prefix_space", {kBoolean}, "true or false"},
+      {"split_special_tokens", {kBoolean}, "true or false"},
+      {"clean_up_tokenization_spaces", {kBoolean}, "true or false"},
+      {"errors", {kText}, "a text"},
+      {"added_tokens_decoder", {kObject}, "an object"},
+      {"additional_special_tokens", {kList}, "a list"},
+      {"extra_special_tokens", {kList, kObject}, "a list or an object"},
+      {"chat_template", {kText, kList}, "a text or a list of named templates"},
+  };
+  for (const auto& [key, types, allowed] : fields) {
+    const auto value = config.find(key);
+    if (value == config.end() || value->is_null()) continue;
+    if (std::find(types.begin(), types.end(), value->type()) != types.end()) continue;
+    return bad_model(key, fmt::format("{} is needed, not {}", allowed, quoted_json(*value)));
+  }
+  return {};
 }
 
-// A string, or a list of named templates of which "default" is taken.
-Result<std::optional<std::string>> template_text(const json& config) {
-  const auto it = config.find("chat_template");
-  if (it == config.end() || it->is_null()) return std::optional<std::string>();
-  if (it->is_string()) return std::optional<std::string>(it->get<std::string>());
-  if (it->is_array()) {
-    for (const json& named : *it) {
-      const bool is_default = named.is_object() && named.contains("name") && named["name"] == "default";
-      if (is_default && named.contains("template") && named["template"].is_string()) {
-        return std::optional<std::string>(named["template"].get<std::string>());
-      }
+// The reference adds the tokens of this list to those of tokenizer.json: they must be there already.
+Result<void> check_added_tokens(const json& config, const Tokenizer& tokenizer) {
+  const auto list = config.find("added_tokens_decoder");
+  if (list == config.end() || list->is_null()) return {};
+  for (const auto& [id, token] : list->items()) {
+    const std::string where = "added_tokens_decoder." + path_name(id);
+    if (!token.is_object() || !token.contains("content") || !token["content"].is_string()) {
+      return bad_model(where, fmt::format("an object with a text 'content' is needed, not {}", quoted_json(token)));
     }
-    return std::optional<std::string>();
+    const std::string text = token["content"];
+    const std::optional<int32_t> known = tokenizer.id_of(text);
+    if (known && std::to_string(*known) == id) continue;
+    return unsupported(
+        where,
+        fmt::format(
+            "the token {} {}; other tokens than those of tokenizer.json are not supported", quote_name(text),
+            known ? fmt::format("has the id {} in tokenizer.json", *known) : std::string("is not in tokenizer.json")));
   }
-  return bad_model("chat_template", "a string or a list of named templates is needed");
+  return {};
 }
 
 Result<void> read_settings(std::string_view bytes, const Tokenizer& tokenizer, TokenizerSettings& settings) {
-  json config;
-  try {
-    config = json::parse(bytes.begin(), bytes.end());
-  } catch (const json::parse_error& e) {
-    // The parser counts the byte that does not fit, too.
-    return bad_model(fmt::format("byte {}", e.byte > 0 ? e.byte - 1 : 0), "the file is not JSON from here on");
-  } catch (const json::exception& e) {
-    return bad_model("byte 0", fmt::format("the file cannot be read as JSON: {}", e.what()));
+  QUERN_TRY(const json config, parse_json_object(bytes));
+  QUERN_TRY_VOID(check_types(config));
+  for (const char* key : {"add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens"}) {
+    const auto value = config.find(key);
+    if (value != config.end() && *value == true) return unsupported(key, "the value true is not supported");
   }
-  if (!config.is_object()) return bad_model("byte 0", "the file is not a JSON object");
-  for (const char* key : {"add_bos_token", "add_eos_token"}) {
-    if (config.contains(key) && config[key] == true) return unsupported(key, "the value true is not supported");
+  const auto errors = config.find("errors");
+  if (errors != config.end() && !errors->is_null() && *errors != "replace") {
+    return unsupported("errors", fmt::format("the value {} is not supported; \"replace\" is", quoted_json(*errors)));
   }
   const std::pair<const char*, std::optional<int32_t>*> tokens[] = {
       {"bos_token", &settings.bos_id}, {"eos_token", &settings.eos_id}, {"pad_token", &settings.pad_id}};
@@ -195,8 +198,7 @@ Result<void> read_settings(std::string_view bytes, const Tokenizer& tokenizer, T
     *id = tokenizer.id_of(*text);
     if (!*id) return bad_model(key, fmt::format("{} is not in the vocabulary", quote_name(*text)));
   }
-  QUERN_TRY(settings.chat_template, template_text(config));
-  return {};
+  return check_added_tokens(config, tokenizer);
 }
 
 }  // namespace
@@ -214,13 +216,6 @@ Result<Tokenizer> Tokenizer::load(const std::filesystem::path& folder) {
     QUERN_TRY(const FileMap config, open_bounded(config_path));
     Result<void> read = read_settings(text_of_map(config), tokenizer, parts->settings);
     if (!read.ok()) return in_file(std::move(read).error(), config_path.string());
-  }
-  const std::filesystem::path template_path = folder / "chat_template.jinja";
-  if (has_part(template_path)) {
-    QUERN_TRY(const FileMap chat_template, open_bounded(template_path));
-    if (find_invalid_utf8(text_of_map(chat_template)))
-      return bad_model(template_path.string(), "the file is not valid UTF-8");
-    parts->settings.chat_template = std::string(text_of_map(chat_template));
   }
   return tokenizer;
 }

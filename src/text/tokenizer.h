@@ -16,16 +16,15 @@
 
 namespace quern::text {
 
-// What tokenizer_config.json (and chat_template.jinja, which goes before it) adds. Absent is not an error.
+// What tokenizer_config.json adds. Absent is not an error. Its chat template is read by text/chat_template.h.
 struct TokenizerSettings {
-  std::optional<std::string> chat_template;
   std::optional<int32_t> bos_id, eos_id, pad_id;
 };
 
 // A handle to an immutable tokenizer: cheap to copy, usable from several threads at once.
 class Tokenizer {
  public:
-  // Reads tokenizer.json and, where there, tokenizer_config.json and chat_template.jinja.
+  // Reads tokenizer.json and, where there, tokenizer_config.json.
   // Errors: bad_model (missing or damaged), unsupported (well-formed but not implemented), each with file and JSON
   // path.
   static Result<Tokenizer> load(const std::filesystem::path& folder);

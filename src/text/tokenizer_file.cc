@@ -13,6 +13,7 @@
 #include <unordered_set>
 
 #include "base/quote_name.h"
+#include "text/model_file.h"
 #include "text/split_pattern.h"
 #include "text/tokenizer_json.h"
 
@@ -33,28 +34,21 @@ bool means_off(const json& value) {
          ((value.is_string() || value.is_structured()) && value.empty()) || value == json("") || value == json(0);
 }
 
-// Long values would make an error unreadable.
-std::string shown(const json& value) {
-  constexpr size_t kMaxShown = 60;
-  const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
-  return text.size() <= kMaxShown ? text : text.substr(0, kMaxShown) + "...";
-}
-
 Error not_supported(const std::string& path, const json& value) {
-  return unsupported(path, fmt::format("the value {} is not supported", shown(value)));
+  return unsupported(path, fmt::format("the value {} is not supported", quoted_json(value)));
 }
 
 // An object of the file with its path.
 class Object {
  public:
   static Result<Object> of(const json& value, std::string path) {
-    if (!value.is_object()) return bad_model(path, fmt::format("an object is needed, not {}", shown(value)));
+    if (!value.is_object()) return bad_model(path, fmt::format("an object is needed, not {}", quoted_json(value)));
     return Object(value, std::move(path));
   }
 
   const std::string& path() const { return path_; }
   std::string path_of(std::string_view key) const {
-    return path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key);
+    return path_.empty() ? path_name(key) : fmt::format("{}.{}", path_, path_name(key));
   }
 
   const json* find(const char* key) const {
@@ -65,7 +59,7 @@ class Object {
   Result<void> only(std::initializer_list<std::string_view> known) const {
     for (const auto& [key, value] : value_->items()) {
       if (std::find(known.begin(), known.end(), key) == known.end() && !means_off(value)) {
-        return unsupported(path_of(key), fmt::format("the field is not known; its value is {}", shown(value)));
+        return unsupported(path_of(key), fmt::format("the field is not known; its value is {}", quoted_json(value)));
       }
     }
     return {};
@@ -83,21 +77,23 @@ class Object {
     if (value == nullptr && otherwise) return *otherwise;
     if (value == nullptr) return bad_model(path_of(key), "the field is missing; true or false is needed");
     if (!value->is_boolean())
-      return bad_model(path_of(key), fmt::format("true or false is needed, not {}", shown(*value)));
+      return bad_model(path_of(key), fmt::format("true or false is needed, not {}", quoted_json(*value)));
     return value->get<bool>();
   }
 
   Result<std::string> string(const char* key) const {
     const json* value = find(key);
     if (value == nullptr) return bad_model(path_of(key), "the field is missing; a string is needed");
-    if (!value->is_string()) return bad_model(path_of(key), fmt::format("a string is needed, not {}", shown(*value)));
+    if (!value->is_string())
+      return bad_model(path_of(key), fmt::format("a string is needed, not {}", quoted_json(*value)));
     return value->get<std::string>();
   }
 
   Result<const json*> array(const char* key) const {
     const json* value = find(key);
     if (value == nullptr) return bad_model(path_of(key), "the field is missing; an array is needed");
-    if (!value->is_array()) return bad_model(path_of(key), fmt::format("an array is needed, not {}", shown(*value)));
+    if (!value->is_array())
+      return bad_model(path_of(key), fmt::format("an array is needed, not {}", quoted_json(*value)));
     return value;
   }
 
@@ -232,7 +228,7 @@ Result<AddedToken> read_added_token(const Object& object) {
   const bool in_range = id->is_number_unsigned() && id->get<uint64_t>() < static_cast<uint64_t>(BpeModel::kMaxIds);
   if (!in_range) {
     return bad_model(object.path_of("id"),
-                     fmt::format("the id is {}; ids are 0 to {}", shown(*id), BpeModel::kMaxIds - 1));
+                     fmt::format("the id is {}; ids are 0 to {}", quoted_json(*id), BpeModel::kMaxIds - 1));
   }
   token.id = id->get<int32_t>();
   QUERN_TRY(token.strip_left, object.boolean("lstrip"));

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/quote_name.h"
+#include "formats/json_fault.h"
 
 namespace quern::text {
 namespace {
@@ -112,8 +113,9 @@ class Receiver {
   }
 
   template <class Exception>
-  bool parse_error(size_t position, const std::string&, const Exception&) {
-    return fail(fmt::format("byte {}", position), "the file is not JSON here");
+  bool parse_error(size_t position, const std::string& token, const Exception& error) {
+    const formats::JsonFault fault = formats::json_fault(position, token, error);
+    return fail(fmt::format("byte {}", fault.byte), std::string(fault.what));
   }
 
   Result<TokenizerJson> finish(bool complete) {
@@ -140,9 +142,9 @@ class Receiver {
   std::string path_of(std::string_view key) const {
     std::string path;
     for (const std::string& open_key : open_keys_) {
-      if (!open_key.empty()) path += open_key + ".";
+      if (!open_key.empty()) path += path_name(open_key) + ".";
     }
-    return path.append(key);
+    return path + path_name(key);
   }
 
   bool fail(std::string where, std::string what) {
@@ -224,6 +226,10 @@ class Receiver {
 }  // namespace
 
 Result<TokenizerJson> parse_tokenizer_json(std::string_view json) {
+  // The parser takes a zero byte for the end of the text.
+  if (const size_t zero = json.find('\0'); zero != json.npos) {
+    return bad_model(fmt::format("byte {}", zero), "the file is not JSON from here on");
+  }
   Receiver receiver;
   const bool complete = nlohmann::json::sax_parse(json.begin(), json.end(), &receiver);
   return receiver.finish(complete);

@@ -417,20 +417,90 @@ TEST_F(Folder, ConfigurationIsOptional) {
   const auto tokenizer = Tokenizer::load(path_);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message();
   EXPECT_EQ(tokenizer->settings().eos_id, std::nullopt);
-  EXPECT_EQ(tokenizer->settings().chat_template, std::nullopt);
 }
 
-TEST_F(Folder, ConfigurationNamesTokensAndTemplate) {
-  write("tokenizer_config.json",
-        R"({"eos_token":"<eos>","pad_token":{"content":"<pad>"},"bos_token":null,"chat_template":"T"})");
+TEST_F(Folder, ConfigurationNamesTokens) {
+  write("tokenizer_config.json", R"({"eos_token":"<eos>","pad_token":{"content":"<pad>"},"bos_token":null})");
   const auto tokenizer = Tokenizer::load(path_);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.error().message();
   EXPECT_EQ(tokenizer->settings().eos_id, 256);
   EXPECT_EQ(tokenizer->settings().pad_id, 257);
   EXPECT_EQ(tokenizer->settings().bos_id, std::nullopt);
-  EXPECT_EQ(tokenizer->settings().chat_template, "T");
-  write("chat_template.jinja", "from its own file");
-  EXPECT_EQ(Tokenizer::load(path_)->settings().chat_template, "from its own file");
+}
+
+TEST_F(Folder, ConfigurationAsPublishedIsRead) {
+  write("tokenizer_config.json",
+        R"({"add_bos_token":false,"add_prefix_space":false,"split_special_tokens":false,"errors":"replace",
+            "clean_up_tokenization_spaces":true,"bos_token":null,"unk_token":null,"model_max_length":131072,
+            "additional_special_tokens":["<eos>"],"chat_template":"x","tokenizer_class":"Qwen2Tokenizer",
+            "added_tokens_decoder":{"256":{"content":"<eos>","special":true},"257":{"content":"<pad>"}}})");
+  const auto tokenizer = Tokenizer::load(path_);
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.error().message();
+  write("tokenizer_config.json",
+        R"({"add_bos_token":null,"add_prefix_space":null,"errors":null,"chat_template":null})");
+  EXPECT_TRUE(Tokenizer::load(path_).ok());
+}
+
+TEST_F(Folder, ConfigurationIsRefusedWhereItsFieldsHaveOtherTypesOrChangeIds) {
+  const std::tuple<const char*, const char*, Errc> cases[] = {
+      {R"({"add_bos_token":"true"})", "add_bos_token", Errc::bad_model},
+      {R"({"add_eos_token":1})", "add_eos_token", Errc::bad_model},
+      {R"({"add_prefix_space":"no"})", "add_prefix_space", Errc::bad_model},
+      {R"({"add_prefix_space":true})", "add_prefix_space", Errc::unsupported},
+      {R"({"split_special_tokens":0})", "split_special_tokens", Errc::bad_model},
+      {R"({"split_special_tokens":true})", "split_special_tokens", Errc::unsupported},
+      {R"({"clean_up_tokenization_spaces":"x"})", "clean_up_tokenization_spaces", Errc::bad_model},
+      {R"({"errors":7})", "errors", Errc::bad_model},
+      {R"({"errors":"strict"})", "errors", Errc::unsupported},
+      {R"({"chat_template":true})", "chat_template", Errc::bad_model},
+      {R"({"additional_special_tokens":"<eos>"})", "additional_special_tokens", Errc::bad_model},
+      {R"({"extra_special_tokens":7})", "extra_special_tokens", Errc::bad_model},
+      {R"({"added_tokens_decoder":[]})", "added_tokens_decoder", Errc::bad_model},
+      {R"({"added_tokens_decoder":{"256":"<eos>"}})", "added_tokens_decoder.256", Errc::bad_model},
+      {R"({"added_tokens_decoder":{"256":{"content":7}}})", "added_tokens_decoder.256", Errc::bad_model},
+      {R"({"added_tokens_decoder":{"257":{"content":"<eos>"}}})", "added_tokens_decoder.257", Errc::unsupported},
+      {R"({"added_tokens_decoder":{"900":{"content":"<new>"}}})", "added_tokens_decoder.900", Errc::unsupported},
+  };
+  for (const auto& [content, place, code] : cases) {
+    write("tokenizer_config.json", content);
+    const auto tokenizer = Tokenizer::load(path_);
+    ASSERT_FALSE(tokenizer.ok()) << content;
+    EXPECT_EQ(tokenizer.error().code, code) << content;
+    EXPECT_EQ(tokenizer.error().where, (path_ / "tokenizer_config.json").string() + ": " + place) << content;
+  }
+}
+
+// The parser takes it for the end of the text.
+TEST_F(Folder, NothingMayFollowAZeroByte) {
+  write("tokenizer_config.json", std::string("{}\0", 3));
+  EXPECT_EQ(Tokenizer::load(path_).error().where, (path_ / "tokenizer_config.json").string() + ": byte 2");
+  std::filesystem::remove(path_ / "tokenizer_config.json");
+  std::ifstream file(path_ / "tokenizer.json", std::ios::binary);
+  std::string content((std::istreambuf_iterator<char>(file)), {});
+  const std::string place = (path_ / "tokenizer.json").string() + ": byte " + std::to_string(content.size());
+  content += std::string("\0garbage", 8);
+  write("tokenizer.json", content);
+  EXPECT_EQ(Tokenizer::load(path_).error().where, place);
+}
+
+TEST_F(Folder, NumbersOutOfRangeAreNamedWithTheirPlace) {
+  write("tokenizer_config.json", R"({"model_max_length": 1e999})");
+  Error error = Tokenizer::load(path_).error();
+  EXPECT_EQ(error.where, (path_ / "tokenizer_config.json").string() + ": byte 21");
+  EXPECT_EQ(error.what, "the number here is beyond the range of a double");
+  std::filesystem::remove(path_ / "tokenizer_config.json");
+  write("tokenizer.json", R"({"version": 1e999})");
+  error = Tokenizer::load(path_).error();
+  EXPECT_EQ(error.where, (path_ / "tokenizer.json").string() + ": byte 12");
+  EXPECT_EQ(error.what, "the number here is beyond the range of a double");
+}
+
+TEST_F(Folder, LongNamesInTheFileDoNotMakeLongErrors) {
+  const std::string name(160000, 'x');
+  write("tokenizer.json", R"({")" + name + R"(": 1, ")" + name + R"(": 2})");
+  EXPECT_LT(Tokenizer::load(path_).error().message().size(), path_.string().size() + 300);
+  write("tokenizer.json", R"({")" + name + R"(": 1, "model": {"vocab": {}, "merges": []}})");
+  EXPECT_LT(Tokenizer::load(path_).error().message().size(), path_.string().size() + 300);
 }
 
 TEST_F(Folder, ConfigurationThatCannotHoldIsRefused) {
@@ -438,7 +508,6 @@ TEST_F(Folder, ConfigurationThatCannotHoldIsRefused) {
                                                 {"[]", Errc::bad_model},
                                                 {R"({"eos_token":"<none>"})", Errc::bad_model},
                                                 {R"({"eos_token":7})", Errc::bad_model},
-                                                {R"({"chat_template":7})", Errc::bad_model},
                                                 {R"({"add_bos_token":true})", Errc::unsupported}};
   for (const auto& [content, code] : cases) {
     write("tokenizer_config.json", content);

@@ -32,6 +32,21 @@ def make_model(tmp_path_factory):
     return make
 
 
+@pytest.fixture(scope="session")
+def make_qwen4(tmp_path_factory):
+    """make_qwen4("FIELD=JSON", ...) -> the folder of the tiny checkpoint with these fields, made once a session."""
+    made = {}
+
+    def make(*settings: str) -> pathlib.Path:
+        if settings not in made:
+            made[settings] = tmp_path_factory.mktemp("qwen4")
+            subprocess.run([sys.executable, ROOT / "tools" / "make_qwen4_checkpoint.py", made[settings], "--preset", "tiny",
+                            *(word for setting in settings for word in ("--set", setting))], check=True)
+        return made[settings]
+
+    return make
+
+
 def copy_of_demo(folder: pathlib.Path) -> pathlib.Path:
     """model.onnx of a copy of models/demo, beside which a test may write."""
     shutil.copytree(ROOT / "models" / "demo", folder / "demo")

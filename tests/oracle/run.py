@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the live oracle suites one by one and sums them: ./dev oracle [--json] [--all]."""
+"""Runs the live oracle suites one by one and sums them: ./dev oracle [--json] [--all]; or compares one layer of a qwen4_exp
+checkpoint with the reference: ./dev oracle --checkpoint DIR --layer N."""
 import argparse
 import json
 import pathlib
@@ -28,7 +29,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--all", action="store_true", help="also what needs the large oracle")
+    layer = parser.add_argument_group("one layer of a checkpoint")
+    layer.add_argument("--checkpoint", metavar="DIR")
+    layer.add_argument("--layer", type=int, metavar="N", help="counted from 0")
+    layer.add_argument("--component", choices=["hc", "gdn", "qsa", "moe", "ple"], help="one of those that the layer has")
+    layer.add_argument("--tokens", type=int, metavar="T", help="random ids to compute (64; qsa: 64 above the indexer's budget)")
+    layer.add_argument("--compute", choices=["fp32", "bf16"], default="bf16")
     arguments = parser.parse_args()
+    if (arguments.checkpoint is None) != (arguments.layer is None):
+        parser.error("--checkpoint and --layer belong together")
+    if arguments.checkpoint:
+        import checkpoint_layer  # needs the large oracle
+        return checkpoint_layer.main(arguments)
     suites = [run(path, arguments.all) for path in sorted(HERE.glob("test_*.py"))]
     if arguments.json:
         print(json.dumps({"suites": suites}))

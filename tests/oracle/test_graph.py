@@ -187,3 +187,14 @@ def test_06b_inventory(pair_06b):
 
 def test_06b_geometry(pair_06b):
     check_calls(pair_06b, 32)
+
+
+@pytest.mark.slow
+def test_06b_widths_behind_32767_positions(make_model):
+    pair = Pair(make_model("--size", "0.6b", "--layers", "2"), True)
+    rng = np.random.default_rng(32768)
+    past = {name: rng.standard_normal((1, heads, 32767, size), np.float32) for name, (heads, size) in pair.past.items()}
+    for name in past:
+        if name.endswith("key"):
+            past[name] *= 4  # each head then looks at few positions, anywhere
+    pair.run(ids_of(rng, pair.vocab, 1, 1), ones(1, 32768), past)

@@ -4,17 +4,21 @@
 The binary is $QUERN_BUILD/quern, by default build/release/quern.
 """
 
+import contextlib
 import json
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
 
 import onnx
 import pytest
+from made_models import ROOT, make_model
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from control_group import Unavailable, control_group  # noqa: E402
+
 # Loading and running a block model takes a fraction of a second; a hang is a failure.
 TIMEOUT_S = 120
 
@@ -22,13 +26,25 @@ TIMEOUT_S = 120
 class Quern:
     """Runs the binary; never through a shell, never with inherited standard streams."""
 
-    def __init__(self, path):
+    def __init__(self, path, limits=None):
         self.path = str(path)
+        self.limits = limits
+
+    def within(self, **limits):
+        """The same in a control group with these limits, see control_group(). Skips the test where none can be made."""
+        return Quern(self.path, limits)
 
     def __call__(self, *args, stdin=b"", env=None):
         args = [str(a) if not isinstance(a, bytes) else a for a in args]
-        return subprocess.run([self.path, *args], input=stdin, capture_output=True, timeout=TIMEOUT_S,
-                              env={**os.environ, **(env or {})})
+        with contextlib.ExitStack() as stack:
+            enter = None
+            if self.limits:
+                try:
+                    enter = stack.enter_context(control_group(**self.limits))
+                except Unavailable as error:
+                    pytest.skip(str(error))
+            return subprocess.run([self.path, *args], input=stdin, capture_output=True, timeout=TIMEOUT_S, preexec_fn=enter,
+                                  env={**os.environ, **(env or {})})
 
     def json(self, *args, **kwargs):
         done = self(*args, "--json", **kwargs)
@@ -53,11 +69,6 @@ def quern():
     return Quern(path)
 
 
-def make_model(out, *args):
-    subprocess.run([sys.executable, ROOT / "tools" / "make_qwen3_onnx.py", out, *args], check=True, capture_output=True)
-    return out
-
-
 @pytest.fixture(scope="session")
 def block(tmp_path_factory):
     """Two layers, INT4, 512 ids, context 2048."""
@@ -69,6 +80,12 @@ def deep(tmp_path_factory):
     """As many layers as 0.6b, so the same nodes, at a small width."""
     return make_model(tmp_path_factory.mktemp("model") / "deep", "--size", "block", "--layers", "28", "--hidden", "64",
                       "--intermediate", "64", "--opset", "26")
+
+
+@pytest.fixture(scope="session")
+def short_context(tmp_path_factory):
+    """A context of 16."""
+    return make_model(tmp_path_factory.mktemp("model") / "short", "--size", "block", "--context", "16")
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The binary from outside: what it prints where, in which shape, and with which exit code.
 
-What the tokens should be is the oracle's matter; here they only have to be the same where the contract says so.
+What the tokens should be is the oracle's matter; here they only have to be the same where the contract says so. Over 600 lines
+because the rules of output, exit codes and messages hold for every command, and tests of them run over all commands.
 """
 
+import csv
 import json
 import os
 import pty
+import re
+import shutil
 import signal
 import subprocess
 import threading
+import time
 
+import numpy as np
+import onnx
 import pytest
+from made_models import make_model
 
 OWNERS = {"kernel", "prepared", "view", "fused"}
 GREEDY = ("-n", "12", "--greedy")
@@ -29,6 +37,7 @@ def test_json_has_the_promised_shape(quern, block):
     assert out["counts"]["prompt_tokens"] == len(out["prompt_ids"])
     assert out["counts"]["generated_tokens"] == 12
     assert out["memory"]["weight_bytes"] > 0
+    assert out["memory"]["kv_type"] == "fp16"
     ownership = out["ownership"]
     assert ownership["nodes"] == sum(ownership[owner] for owner in OWNERS) == 51
 
@@ -47,6 +56,71 @@ def test_every_source_of_a_prompt_gives_the_same(quern, block, tmp_path):
     assert quern.json("run", block, "-", *GREEDY, stdin=prompt.encode())["token_ids"] == expected["token_ids"]
     ids = ",".join(map(str, expected["prompt_ids"]))
     assert quern.json("run", block, "--prompt-ids", ids, *GREEDY)["token_ids"] == expected["token_ids"]
+
+
+def test_a_saved_timeline_goes_on(quern, block, tmp_path):
+    kept = tmp_path / "kept.state"
+    for kv in ("fp32", "fp16", "bf16", "int8"):
+        whole = quern.json("run", block, "-p", "hello there", "-n", "9", "--greedy", "--kv", kv)
+        assert whole["memory"]["kv_type"] == kv
+        first = quern.json("run", block, "-p", "hello there", "-n", "4", "--greedy", "--kv", kv, "--save-state", kept)
+        assert first["token_ids"] == whole["token_ids"][:4]
+        ids = ",".join(map(str, whole["token_ids"][4:5]))
+        rest = quern.json("run", block, "--prompt-ids", ids, "-n", "4", "--greedy", "--kv", kv, "--load-state", kept)
+        assert rest["token_ids"] == whole["token_ids"][5:], kv
+    done = quern("run", block, "-p", "a", "--load-state", kept)
+    assert done.returncode == 5 and b"int8" in done.stderr and b"fp16" in done.stderr
+    kept.write_bytes(kept.read_bytes()[:-9])
+    done = quern("run", block, "-p", "a", "--kv", "int8", "--load-state", kept)
+    assert done.returncode == 5 and str(kept).encode() in done.stderr
+
+
+def test_a_saved_timeline_goes_on_without_another_token(quern, demo, tmp_path):
+    kept = tmp_path / "kept.state"
+    for sampling in (("--greedy",), ("--temperature", "1", "--top-k", "1", "--seed", "3")):
+        whole = quern.json("run", demo, "-p", "In the beginning", "-n", "9", *sampling)
+        quern.json("run", demo, "-p", "In the beginning", "-n", "4", *sampling, "--save-state", kept)
+        rest = quern.json("run", demo, "-p", "", "-n", "5", *sampling, "--load-state", kept)
+        assert rest["prompt_ids"] == [] and rest["token_ids"] == whole["token_ids"][4:]
+
+
+def test_a_timeline_longer_than_the_context_names_its_file(quern, demo, tmp_path):
+    kept = tmp_path / "kept.state"
+    quern.json("run", demo, "--prompt-ids", ",".join("5" * 20), "-n", "0", "--save-state", kept)
+    text = quern.refused(5, "run", demo, "-p", "a", "--ctx", "10", "--load-state", kept)
+    assert str(kept) in text and " 20 " in text and " 10" in text
+
+
+def test_a_timeline_is_saved_whatever_ended_it(quern, demo, tmp_path, short_context):
+    kept = tmp_path / "kept.state"
+    out = quern.json("run", short_context, "--prompt-ids", "1,2,3,4,5,6,7,8,9,10", "-n", "9", "--greedy", "--save-state", kept)
+    assert len(out["token_ids"]) == 7 and kept.is_file()  # the last one was chosen in a full context
+    done = quern("run", demo, "-p", "a", "-n", "1", "--save-state", tmp_path / "nowhere" / "f")
+    assert done.returncode == 7 and done.stdout == b""  # before anything is computed
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert quern("run", demo, "-p", "a", "-n", "1", "--save-state", pipe).returncode == 7 and pipe.is_fifo()
+    limited = ["sh", "-c", 'ulimit -f 8; exec "$@"', "sh", quern.path, "run", str(demo), "-p", "a", "-n", "1", "--greedy",
+               "--save-state", str(tmp_path / "limited.state")]
+    done = subprocess.run(limited, capture_output=True, timeout=60)
+    assert done.returncode == 7 and b"limited.state" in done.stderr and done.stdout
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kept.state", "pipe"]
+
+
+def test_values_beyond_the_cache_are_explained(quern, demo, tmp_path):
+    """Keys are scaled up and queries down: the same logits, but keys beyond float16's range."""
+    folder = tmp_path / "loud"
+    shutil.copytree(demo, folder)
+    model = onnx.load(folder / "model.onnx")
+    for tensor in model.graph.initializer:
+        factor = 2e4 if "k_norm" in tensor.name else 5e-5 if "q_norm" in tensor.name else None
+        if factor:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * np.float32(factor), tensor.name))
+    onnx.save(model, folder / "model.onnx")
+    expected = quern.json("run", demo, "-p", "In the", "-n", "8", "--greedy", "--kv", "fp32")["text"]
+    assert quern.json("run", folder, "-p", "In the", "-n", "8", "--greedy", "--kv", "bf16")["text"] == expected
+    done = quern("run", folder, "-p", "In the", "-n", "8", "--greedy", "--kv", "fp16")
+    assert done.returncode == 3 and b"fp16" in done.stderr and b"65504" in done.stderr
 
 
 def test_zero_tokens_compute_the_prompt_only(quern, block):
@@ -82,6 +156,50 @@ def test_top_k_of_one_is_greedy(quern, block):
     greedy = quern.json("run", block, "-p", "hello", *GREEDY)["token_ids"]
     assert quern.json("run", block, "-p", "hello", "-n", "12", "--top-k", "1", "--seed", "3")["token_ids"] == greedy
     assert quern.json("run", block, "-p", "hello", "-n", "12", "--temperature", "0")["token_ids"] == greedy
+
+
+def test_stop_string_ends_the_text_in_front_of_it(quern, demo):
+    prompt = ("run", demo, "-p", "In the beginning", "-n", "60", "--seed", "4")
+    free = quern.json(*prompt)
+    stop = free["text"][30:37]
+    out = quern.json(*prompt, "--stop", "never there", "--stop", stop)
+    assert out["finish_reason"] == "stop"
+    assert out["text"] == free["text"][:free["text"].index(stop)]
+    assert out["token_ids"] == free["token_ids"][:len(out["token_ids"])]
+    assert quern(*prompt, "--stop", stop).stdout.decode() == out["text"]
+    assert "stop string 0" in quern.refused(5, *prompt, "--stop=")
+
+
+def test_bias_and_penalties_are_obeyed_and_reported(quern, block):
+    free = quern.json("run", block, "-p", "hello", *GREEDY)
+    other = quern.json("run", block, "-p", "hello", *GREEDY, "--logit-bias", f"{free['token_ids'][0]}=-inf", "--logit-bias=7=0.5")
+    assert other["token_ids"][0] != free["token_ids"][0]
+    penalties = ("--repeat-penalty", "1e6", "--presence-penalty", "-0.5", "--frequency-penalty", "0.25")
+    out = quern.json("run", block, "-p", "hello", *GREEDY, *penalties)
+    assert len(set(out["token_ids"]) - set(out["prompt_ids"])) == 12
+    assert out["sampling"] == {"greedy": True, "repetition_penalty": 1e6, "presence_penalty": -0.5, "frequency_penalty": 0.25}
+    assert quern.json("run", block, "-p", "hello", "-n", "1", "--min-p", "0.1")["sampling"]["min_p"] == 0.1
+    text = quern.refused(5, "run", block, "-p", "hello", "--logit-bias", "512=1")
+    assert "512" in text and "511" in text
+    assert "twice" in quern.refused(5, "run", block, "-p", "hello", "--logit-bias", "5=1", "--logit-bias", "5=2")
+
+
+def test_models_repetition_penalty_is_the_default(quern, broken):
+    broken.config(lambda config: config["search"].update(repetition_penalty=1.25))
+    for options in ([], ["--greedy"], ["--temperature", "1", "--top-k", "3", "--top-p", "1"]):
+        assert quern.json("run", broken.folder, "-p", "hello", "-n", "1", *options)["sampling"]["repetition_penalty"] == 1.25
+    out = quern.json("run", broken.folder, "-p", "hello", "-n", "1", "--repeat-penalty", "1")
+    assert out["sampling"]["repetition_penalty"] == 1
+
+
+def test_log_probabilities_come_with_every_token(quern, block):
+    out = quern.json("run", block, "-p", "hello", *GREEDY, "--logprobs", "3")
+    assert [row["id"] for row in out["logprobs"]] == out["token_ids"]
+    for row in out["logprobs"]:
+        assert len(row["top"]) == 3 and row["top"][0] == {"id": row["id"], "log_prob": row["log_prob"]}
+        assert 0 >= row["top"][0]["log_prob"] >= row["top"][1]["log_prob"] >= row["top"][2]["log_prob"]
+    assert all(row["top"] == [] for row in quern.json("run", block, "-p", "hello", *GREEDY, "--logprobs", "0")["logprobs"])
+    assert "logprobs" not in quern.json("run", block, "-p", "hello", *GREEDY)
 
 
 def test_stop_id_ends_the_text(quern, broken):
@@ -139,6 +257,28 @@ def test_interrupt_while_the_prompt_is_awaited(quern, block):
         timer = threading.Timer(1.0, process.send_signal, [signal.SIGINT])
         timer.start()
         assert process.wait(timeout=60) == 130
+
+
+# An interrupt is never explained to whoever sent it; the exit code tells it to others.
+@pytest.mark.parametrize("command", [("tokenize", "{model}"), ("tokenize", "{model}", "-"), ("run", "{model}", "-"), ("chat", "{model}"),
+                                     ("perplexity", "{model}", "-f", "-")])
+def test_interrupt_while_input_is_awaited(quern, block, command):
+    command = [str(block) if word == "{model}" else word for word in command]
+    with subprocess.Popen([quern.path, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert (process.stdout.read(), process.stderr.read()) == (b"", b"")
+
+
+def test_interrupt_of_a_long_prompt(quern, long_context, tmp_path):
+    (tmp_path / "text").write_text("In the beginning was the word. " * 1000)
+    command = [quern.path, "run", str(long_context), "-f", str(tmp_path / "text")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == (b"", b"") and process.returncode == 130
 
 
 def test_full_disk_is_an_output_error(quern, block):
@@ -211,22 +351,25 @@ def test_every_node_of_the_large_graph_has_an_owner(quern, deep):
 
 def test_a_pass_over_the_graph_can_be_left_out(quern, block):
     joint = quern.json("inspect", block)
-    separate = quern.json("inspect", block, "--no-fuse", "shared_rows")
-    # Gate and up of both layers read the same rows.
-    fused = [node for node in joint["nodes"] if node["owner"] == "fused"]
-    assert [node["name"] for node in fused] == [f"/model/layers.{i}/mlp/up_proj/MatMul_Q4" for i in (0, 1)]
-    for i, node in enumerate(fused):
-        assert f"/model/layers.{i}/mlp/gate_proj/MatMul_Q4" in node["reason"] and node["variant"] == ""
-    assert separate["counts"]["fused"] == 0
-    assert separate["counts"]["kernel"] == joint["counts"]["kernel"] + 2
-    assert [node["name"] for node in separate["nodes"]] == [node["name"] for node in joint["nodes"]]
+    # Gate and up of both layers read the same rows; the second product gates the elements of up.
+    passes = {"shared_rows": ("up_proj/MatMul_Q4", "gate_proj/MatMul_Q4"), "silu_mul": ("act_fn/Sigmoid", "Mul")}
+    for name, (fused, by) in passes.items():
+        nodes = {node["name"]: node for node in joint["nodes"]}
+        for i in (0, 1):
+            node = nodes[f"/model/layers.{i}/mlp/{fused}"]
+            assert node["owner"] == "fused" and node["variant"] == ""
+            assert f"'/model/layers.{i}/mlp/{by}'" in node["reason"] and name in node["reason"]
+    counts = [quern.json("inspect", block, *option)["counts"] for option in
+              ([], ["--no-fuse", "shared_rows"], ["--no-fuse", "silu_mul"], ["--no-fuse=shared_rows", "--no-fuse", "silu_mul"])]
+    assert [c["fused"] for c in counts] == [6, 4, 2, 0]
+    assert {c["fused"] + c["kernel"] for c in counts} == {32}
     texts = [quern.json("run", block, "-p", "hello", *GREEDY, *option)["token_ids"] for option in ([], ["--no-fuse", "shared_rows"])]
     assert texts[0] == texts[1]
     rows = quern("bench", block, "-p", "0", "-n", "1", "-r", "1", "--no-fuse=shared_rows", "--no-fuse", "shared_rows", "--output", "csv")
     assert rows.returncode == 0, rows.stderr.decode()
 
 
-@pytest.mark.parametrize("command", [["run", "-p", "a"], ["inspect"], ["bench"]])
+@pytest.mark.parametrize("command", [["run", "-p", "a"], ["inspect"], ["bench"], ["perplexity", "-f", __file__]])
 @pytest.mark.parametrize("name", ["shared_row", ""])
 def test_a_pass_that_does_not_exist_is_refused_with_those_that_do(quern, block, command, name):
     text = quern.refused(5, *command, block, f"--no-fuse={name}")
@@ -236,6 +379,19 @@ def test_a_pass_that_does_not_exist_is_refused_with_those_that_do(quern, block, 
 def test_inspect_needs_no_tokenizer(quern, broken):
     (broken.folder / "tokenizer.json").unlink()
     assert quern.json("inspect", broken.folder)["counts"]["nodes"] == 51
+
+
+def test_inspect_shows_where_the_bytes_are(quern, block):
+    seen = quern.json("inspect", block)
+    rows = seen["memory"]["weights_by_op"]
+    ops = {row["op"]: row for row in rows}
+    assert rows[0]["op"] == "MatMulNBits" and ops["MatMulNBits"]["share"] == 1
+    assert sum(row["nodes"] for row in rows) == len(seen["nodes"])
+    assert ops["MatMulNBits"]["weight_bytes"] == seen["memory"]["weight_bytes"] > 0
+    assert ops["MatMulNBits"]["variants"] == sorted({n["variant"] for n in seen["nodes"] if n["op"] == "MatMulNBits" and n["variant"]})
+    table = quern("inspect", block).stdout.decode()
+    assert re.search(r"^MatMulNBits +\d+ +\d+ +100\.0%  matmul_nbits", table, re.M)
+    assert re.search(r"^memory +\d+ MB: program \d+, .* MB are available \(.+\)$", table, re.M)
 
 
 def test_inspect_table_names_every_node(quern, block):
@@ -258,12 +414,40 @@ def test_names_that_are_not_utf8_stay_readable(quern, broken):
 def test_inspect_lists_operators_kernels_and_the_machine(quern):
     ops = {(row["domain"], row["op"]) for row in quern.json("inspect", "ops")["ops"]}
     assert ("com.microsoft", "MatMulNBits") in ops and ("ai.onnx", "Gather") in ops
-    kernels = quern.json("inspect", "kernels")["kernels"]
-    for room in {row["room"] for row in kernels}:
-        assert [row for row in kernels if row["room"] == room][-1]["isa"] == "scalar"
-    assert quern.json("inspect", "cpu")["default_threads"] >= 1
     for what in ("ops", "kernels", "cpu"):
         assert quern("inspect", what).returncode == 0
+
+
+@pytest.mark.parametrize("cap", ["", "avx2", "scalar"])
+def test_inspect_says_of_each_kernel_why_it_is_not_chosen(quern, cap):
+    machine = quern.json("inspect", "cpu", env={"QUERN_ISA": cap})
+    if cap and cap not in machine["usable"].split():
+        pytest.skip(f"the processor lacks {cap}")
+    kernels = quern.json("inspect", "kernels", env={"QUERN_ISA": cap})["kernels"]
+    for room, role in {(row["room"], row["role"]) for row in kernels}:
+        rows = [row for row in kernels if (row["room"], row["role"]) == (room, role)]
+        assert rows[-1]["isa"] == "scalar" and [row["chosen"] for row in rows].count(True) == 1
+        first = next(i for i, row in enumerate(rows) if row["usable"])
+        for i, row in enumerate(rows):
+            assert row["chosen"] == (i == first) and row["usable"] == (row["isa"] in machine["usable"].split())
+            if i < first:  # named with what keeps it out
+                assert row["isa"] in row["reason"] and ("lacks" in row["reason"] or f"QUERN_ISA={cap}" in row["reason"])
+            elif i > first:
+                assert row["reason"] == (f"{rows[first]['isa']} comes first" if row["usable"] else row["reason"]) != ""
+
+
+def test_inspect_says_why_so_many_threads_and_how_much_memory(quern):
+    machine = quern.json("inspect", "cpu")
+    assert 1 <= machine["default_threads"] <= machine["physical_cores"] <= machine["logical_processors"]
+    assert machine["threads_reason"].startswith(f"{machine['physical_cores']} physical core")
+    assert 0 < machine["available_bytes"] and machine["available_bound"]
+    assert sum(node["cores"] for node in machine["numa_nodes"]) in (0, machine["physical_cores"])
+    one = min(os.sched_getaffinity(0))
+    pinned = subprocess.run(["taskset", "-c", str(one), quern.path, "inspect", "cpu", "--json"], capture_output=True)
+    pinned = json.loads(pinned.stdout)
+    assert pinned["default_threads"] == 1
+    if machine["logical_processors"] > 1:
+        assert "in an affinity mask of 1 of" in pinned["threads_reason"]
 
 
 # Tokens --------------------------------------------------------------------------------------------------------------
@@ -292,11 +476,62 @@ def test_special_tokens_can_be_left_out(quern, block):
     assert quern("detokenize", block, "--skip-special", *ids).stdout == b"ab"
 
 
+# Perplexity ----------------------------------------------------------------------------------------------------------
+
+def test_perplexity_has_the_promised_shape(quern, block, tmp_path):
+    text = b"In the beginning was the word. " * 40
+    (tmp_path / "text").write_bytes(text)
+    out = quern.json("perplexity", block, "-f", tmp_path / "text", "--ctx", "100", "--stride", "60")
+    assert set(out) == {"perplexity", "mean_negative_log_likelihood", "counts", "timings", "memory", "threads", "isa"}
+    tokens = len(quern.json("tokenize", block, text.decode())["ids"])
+    assert out["counts"]["tokens"] == tokens and out["counts"]["scored_tokens"] == tokens - 1
+    assert set(out["timings"]) == {"load_ms", "tokenize_ms", "score_ms"}
+    piped = quern.json("perplexity", block, "-f", "-", "--ctx", "100", "--stride", "60", stdin=text)
+    assert piped["perplexity"] == out["perplexity"]
+    done = quern("perplexity", block, "-f", tmp_path / "text", "--ctx", "100", "--stride", "60")
+    assert done.returncode == 0 and done.stderr == b""
+    assert done.stdout.decode().startswith(f"perplexity {out['perplexity']:.4f}, ")
+
+
+def test_perplexity_is_the_same_on_any_number_of_threads(quern, block):
+    text = b"one two three " * 60
+    one, three = (quern.json("perplexity", block, "-f", "-", "-t", n, stdin=text)["mean_negative_log_likelihood"] for n in (1, 3))
+    assert one == three
+
+
+@pytest.mark.parametrize("text", [b"", b"a"])
+def test_perplexity_needs_two_tokens(quern, block, text):
+    assert f"has {len(text)} tokens" in quern.refused(5, "perplexity", block, "-f", "-", stdin=text)
+
+
+def test_windows_that_do_not_fit_name_both_numbers(quern, block):
+    text = quern.refused(5, "perplexity", block, "-f", "-", "--ctx", "2049", stdin=b"some text")
+    assert "2049" in text and "2048" in text
+    text = quern.refused(5, "perplexity", block, "-f", "-", "--ctx", "10", "--stride", "11", stdin=b"some text")
+    assert "11" in text and "10" in text and "stride" in text
+
+
+def test_text_to_score_that_is_not_there(quern, block, tmp_path):
+    assert "nothing.txt" in quern.refused(7, "perplexity", block, "-f", tmp_path / "nothing.txt")
+    assert "UTF-8" in quern.refused(5, "perplexity", block, "-f", "-", stdin=b"abc\xff")
+
+
+def test_interrupted_perplexity_gives_no_figure(quern, block, tmp_path):
+    (tmp_path / "text").write_text("In the beginning was the word. " * 20000)
+    with subprocess.Popen([quern.path, "perplexity", str(block), "-f", str(tmp_path / "text")], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=1)  # it would take far longer
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and out == b"" and errors == b""
+
+
 # Usage ---------------------------------------------------------------------------------------------------------------
 
 def test_version_and_help_succeed(quern):
     assert quern("--version").stdout.startswith(b"quern ")
-    for command in ([], ["run"], ["inspect"], ["bench"], ["tokenize"], ["detokenize"]):
+    for command in ([], ["run"], ["chat"], ["inspect"], ["bench"], ["perplexity"], ["tokenize"], ["detokenize"]):
         done = quern(*command, "--help")
         assert done.returncode == 0 and done.stdout and not done.stderr
 
@@ -315,19 +550,37 @@ def test_version_and_help_succeed(quern):
     *[["run", "{model}", "-p", "a", f"--temperature={t}"] for t in ("1e308", "1e39", "-1", "nan", "inf")],
     ["run", "{model}", "-p", "a", "--top-k=-2"], ["run", "{model}", "-p", "a", "-t", "1025"],
     ["bench", "{model}", "-t", "2147483647"],
+    ["perplexity", "{model}"], ["perplexity", "-f", "x"], ["perplexity", "{model}", "-f", "x", "--ctx", "1"],
+    ["perplexity", "{model}", "-f", "x", "--stride", "0"], ["perplexity", "{model}", "-f", "x", "--stride", "1.5"],
+    *[["run", "{model}", "-p", "a", f"--min-p={p}"] for p in ("-0.1", "1.5", "nan", "x")],
+    *[["run", "{model}", "-p", "a", f"--repeat-penalty={p}"] for p in ("0", "-1", "inf", "1e-46")],
+    *[["run", "{model}", "-p", "a", f"--presence-penalty={p}"] for p in ("nan", "1e39", "")],
+    *[["run", "{model}", "-p", "a", f"--logit-bias={b}"] for b in ("", "5", "5=", "=1", "5=inf", "5=nan", "-1=1", "x=1", "5=1,6=1")],
+    ["run", "{model}", "-p", "a", "--greedy", "--min-p", "0.1"], ["run", "{model}", "-p", "a", "--stop"],
+    ["run", "{model}", "-p", "a", "--logprobs", "3"], ["run", "{model}", "-p", "a", "--json", "--logprobs", "-1"],
+    ["run", "{model}", "-p", "a", "--no-think"], ["run", "{model}", "--prompt-ids", "5", "--chat"],
+    ["run", "{model}", "-p", "a", "--repeat-guard", "1"], ["chat"], ["chat", "{model}", "--think", "--no-think"],
+    ["chat", "{model}", "-n", "0"], ["chat", "{model}", "--when-full", "cut"], ["chat", "{model}", "--system", "a", "--messages", "x"],
     # Flags of later versions are refused, not ignored.
-    ["run", "{model}", "-p", "a", "--chat"], ["run", "{model}", "-p", "a", "--min-p", "0.1"],
-    ["run", "{model}", "-p", "a", "--stop", "x"], ["run", "{model}", "-p", "a", "--kv", "fp16"],
-    ["run", "{model}", "-p", "a", "--ctx", "100"], ["run", "{model}", "-p", "a", "--device", "cuda"],
+    ["run", "{model}", "-p", "a", "--kv", "half"],
+    ["run", "{model}", "-p", "a", "--kv", "auto"], ["run", "{model}", "-p", "a", "--compute", "fp16"],
+    *[[*command, f"--ctx={n}"] for n in ("0", "-1", "x", "99999999999")
+      for command in (["run", "{model}", "-p", "a"], ["chat", "{model}"], ["inspect", "{model}"], ["bench", "{model}"])],
+    ["run", "{model}", "-p", "a", "--device", "cuda"],
 ])
 def test_wrong_usage(quern, block, args):
-    done = quern(*[str(block) if a == "{model}" else a for a in args])
-    assert done.returncode == 2, done.stderr.decode()
-    assert done.stdout == b"" and done.stderr
+    text = quern.refused(2, *[str(block) if a == "{model}" else a for a in args])
+    assert text.startswith("quern: usage: ") and re.search("; see quern( [a-z]+)? --help\n$", text)
+
+
+@pytest.mark.parametrize("words", [["In the beginning"], ["-p", "a", "--temp", "1"]])
+def test_a_word_without_an_option_is_named(quern, block, words):
+    text = quern.refused(2, "run", block, *words)
+    assert f"'{words[-1]}' belongs to no option that is known" in text and " -p" in text
 
 
 def test_unknown_command_is_named(quern):
-    assert b"'frobnicate'" in quern("frobnicate").stderr
+    assert "'frobnicate'" in quern.refused(2, "frobnicate")
 
 
 @pytest.mark.parametrize("option, word", [("--top-p", "1e-46"), ("--temperature", "1e308"), ("--seed", "-1"),
@@ -335,7 +588,7 @@ def test_unknown_command_is_named(quern):
 def test_refused_numbers_are_shown_as_written(quern, block, option, word):
     done = quern("run", block, "-p", "a", f"{option}={word}")
     assert done.returncode == 2
-    message = done.stderr.decode().splitlines()[0]
+    message = done.stderr.decode()
     assert f"'{word}'" in message and option in message and len(message) < 120
 
 
@@ -384,9 +637,37 @@ def test_prompt_file_that_is_not_there(quern, block, tmp_path):
     quern.refused(7, "run", block, "-f", tmp_path)
 
 
+@pytest.mark.parametrize("option", ["--save-state", "--load-state", "-f"])
+def test_an_empty_file_name_is_seen(quern, block, option):
+    text = quern.refused(7, "run", block, option, "", *([] if option == "-f" else ["-p", "a"]))
+    assert text.startswith("quern: io: '': ")
+
+
+ODD = b"a\n\x1b[31m\xff\xc2\x9b\xe4b"
+
+
+# One line of UTF-8 without control characters, whatever the user's names hold.
+@pytest.mark.parametrize("args, code", [
+    (("run", ODD, "-p", "a"), 3), (("run", "{model}", "-f", ODD), 7), (("run", "{model}", "-p", "a", "--load-state", ODD), 7),
+    (("run", "{model}", "-p", "a", "--save-state", b"/nothing/" + ODD), 7), (("chat", "{model}", "--messages", ODD), 7),
+    (("run", "{model}", "-p", "a", ODD), 2), (("run", "{model}", "-p", "a", b"--" + ODD), 2), ((ODD,), 2),
+    (("bench", "{model}", "--output", ODD), 2)])
+def test_messages_are_one_printable_line(quern, block, args, code):
+    text = quern.refused(code, *[block if a == "{model}" else a for a in args])
+    assert all(c.isprintable() for c in text[:-1]), ascii(text)
+    assert "\\x0a\\x1b[31m\\xff\\xc2\\x9b\\xe4b" in text
+
+
+def test_other_words_of_a_user_are_printable(quern, block):
+    for text in (quern.refused(5, "run", block, "-p", "a", env={"QUERN_ISA": "a\n\x1b[31m"}),
+                 quern.refused(5, "chat", block, stdin=b"/a\x1b[31m\xff\n"),
+                 quern.refused(7, "chat", block, stdin=b"/save /nothing/a\x1b[31m\xff\n")):
+        assert "a" in text and "\\x1b" in text and text[:-1].isprintable()
+
+
 # Models that are none, or not quern's --------------------------------------------------------------------------------
 
-COMMANDS = [("run", "-p", "a"), ("inspect",), ("bench",)]
+COMMANDS = [("run", "-p", "a"), ("inspect",), ("bench",), ("perplexity", "-f", __file__)]
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, ("tokenize", "a")])
@@ -444,13 +725,10 @@ def test_unknown_model_type(quern, broken):
     assert "llama" in quern.refused(4, "run", broken.folder, "-p", "a")
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "qwen4_exp", "qwen4_exp_text"])
-def test_checkpoints_are_recognised(quern, tmp_path, model_type):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    (tmp_path / "model.safetensors").write_bytes(b"")
+def test_checkpoint_of_the_onnx_line_says_how_to_export_it(quern, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
     text = quern.refused(4, "inspect", tmp_path)
-    assert model_type in text
-    assert "QUERN_MODEL_LINES" not in text  # this binary has the line
+    assert "ONNX" in text and "QUERN_MODEL_LINES" not in text
 
 
 def test_binary_without_lines_names_the_option(block, tmp_path):
@@ -460,10 +738,14 @@ def test_binary_without_lines_names_the_option(block, tmp_path):
     from conftest import Quern, ROOT
     bare = Quern(ROOT / build / "quern")
     assert "QUERN_MODEL_LINES" in bare.refused(4, "run", block, "-p", "a")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen4_exp", "quantization_config": {}}))
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    text = bare.refused(4, "inspect", tmp_path)
-    assert "qwen4_exp" in text and "QUERN_MODEL_LINES" in text
+    # By the type alone: also siblings that a binary with the line refuses, and folders without weights.
+    from test_qwen4 import SIBLINGS, published_config
+    for edit, _ in [(lambda config: None, ""), *SIBLINGS]:
+        config = published_config()
+        edit(config)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        text = bare.refused(4, "inspect", tmp_path)
+        assert config["model_type"] in text and "QUERN_MODEL_LINES containing qwen4_exp" in text
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"model": {"type": "qwen3"}}'])
@@ -619,5 +901,51 @@ def test_bench_rows_hold_their_samples(quern, block):
     assert [(r["case"], r["depth"]) for r in rows] == [("prefill", 8), ("prefill", 16), ("decode", 0), ("decode", 32)]
     assert [len(r["samples"]) for r in rows] == [2, 2, 8, 8]
     assert all(r["threads"] == 1 and r["quern_ms"] > 0 for r in rows)
-    for form in ("table", "csv", "jsonl"):
-        assert quern("bench", block, "-p", "4", "-n", "2", "-r", "1", "--output", form).returncode == 0
+    # Two layers of keys and values of 2 heads of 128 float16; of the embedding a token reads a row, and no weights twice.
+    for row in rows[2:]:
+        assert row["cache_bytes_per_token"] == 2 * 2 * 2 * 128 * 2 and 0 < row["weight_bytes_read"] <= row["weight_bytes"]
+        assert row["p10_ms"] <= row["quern_ms"] <= row["p90_ms"] and row["gbps"] > 0
+        assert row["read_gbps"] > 0 and abs(row["pct_bandwidth"] - row["gbps"] / row["read_gbps"] * 100) < 1e-6
+
+
+def test_bench_forms_hold_the_same_cases(quern, block):
+    args = ["bench", block, "-p", "4", "-n", "2", "-d", "8,0", "-r", "1", "-t", "1,2", "--output"]
+    wanted = [(case, depth, threads) for threads in (1, 2) for case, depth in (("prefill", 4), ("decode", 8), ("decode", 0))]
+    table, lines, sheet = (quern(*args, form).stdout.decode() for form in ("table", "jsonl", "csv"))
+    assert [(f[0], int(f[1]), int(f[3])) for f in (line.split() for line in table.splitlines()[1:])] == wanted
+    rows = [json.loads(line) for line in lines.splitlines()]
+    assert [(r["case"], r["depth"], r["threads"]) for r in rows] == wanted
+    assert all(r["machine"]["cpu"] and len(r["samples"]) == (2 if r["case"] == "decode" else 1) for r in rows)
+    rows = list(csv.DictReader(sheet.splitlines()))
+    assert [(r["case"], int(r["depth"]), int(r["threads"])) for r in rows] == wanted
+
+
+@pytest.mark.parametrize("kv, bytes_per_element", [("fp32", 4), ("fp16", 2), ("bf16", 2)])
+def test_bench_rows_name_their_cache(quern, block, kv, bytes_per_element):
+    done = quern("bench", block, "-p", "0", "-n", "1", "-r", "1", "--kv", kv, "--output", "json")
+    row, = json.loads(done.stdout)["rows"]
+    assert (row["kv"], row["cache_bytes_per_token"]) == (kv, 2 * 2 * 2 * 128 * bytes_per_element)
+
+
+@pytest.mark.parametrize("args, what, seen", [(["-p", "8,2049"], "prompt", 2049), (["-p", "8", "-n", "8", "-d", "0,2041"], "depth", 2049),
+                                              (["-p", "2050", "-n", "8", "-d", "4000"], "prompt", 2050)])
+def test_bench_refuses_what_the_context_cannot_hold_before_it_measures(quern, block, args, what, seen):
+    text = quern.refused(5, "bench", block, *args, "--output", "jsonl")
+    assert what in text and f" {seen} " in text and "2048" in text
+
+
+def test_interrupted_bench_says_so(quern, block):
+    with subprocess.Popen([quern.path, "bench", str(block), "-r", "100000", "--output", "json"], stdout=subprocess.PIPE) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and out == b""
+
+
+@pytest.mark.slow
+@pytest.mark.memory
+def test_pages_of_a_large_file_stay_out_of_resident_memory(quern, tmp_path):
+    """A layer, the packed head and a cache; the 600 MB of the embedding are read row by row."""
+    model = make_model(tmp_path / "model", "--size", "0.6b", "--layers", "1")
+    assert quern.json("run", model, "-p", "words", "-n", "2")["memory"]["peak_resident_bytes"] < 250e6

@@ -103,6 +103,7 @@ constexpr int onnx_number(DType type) {
     case DType::u32: return 12;
     case DType::u64: return 13;
     case DType::bf16: return 16;
+    case DType::f8_e4m3: return 17;
     case DType::u4: return 21;
     case DType::i4: return 22;
   }

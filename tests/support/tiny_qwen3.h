@@ -8,12 +8,12 @@
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "tests/support/onnx_writer.h"
 #include "tests/support/random.h"
+#include "tests/support/scratch_folder.h"
 
 namespace quern::test {
 
@@ -147,26 +147,6 @@ struct TinyQwen3 {
     }
     g.initializer("cos_cache", {context, half}, cosines).initializer("sin_cache", {context, half}, sines);
   }
-};
-
-// A folder of its own for one test, removed at the end.
-class ScratchFolder {
- public:
-  explicit ScratchFolder(const std::string& name)
-      : path_(std::filesystem::temp_directory_path() / (name + "." + std::to_string(std::random_device()()))) {
-    std::filesystem::create_directories(path_);
-  }
-  ~ScratchFolder() {
-    std::error_code ec;
-    std::filesystem::remove_all(path_, ec);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-  void file(const std::string& name, const std::string& content) const { std::ofstream(path_ / name) << content; }
-
- private:
-  std::filesystem::path path_;
 };
 
 }  // namespace quern::test

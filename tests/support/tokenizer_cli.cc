@@ -3,7 +3,7 @@
 //   {"op":"encode", "text":T or "hex":H, "parse_special":B}  -> {"ids":[...]}
 //   {"op":"decode", "ids":[...], "skip_special":B}           -> {"text":T}
 //   {"op":"stream", "ids":[...], "skip_special":B}           -> {"pieces":[...]}, the last one from finish()
-//   {"op":"describe"}          -> {"vocab_size":N, "id_limit":N, "bos_id", "eos_id", "pad_id", "chat_template"}
+//   {"op":"describe"}          -> {"vocab_size":N, "id_limit":N, "bos_id", "eos_id", "pad_id"}
 //   {"op":"token", "id":N}     -> {"text":T or null, "special":B}
 // Any failure is {"error":{"code","what","where"}}; a folder that cannot be loaded gives one such line and exit code 3.
 #include <fmt/format.h>
@@ -46,9 +46,11 @@ json answer(const Tokenizer& tokenizer, const json& request) {
   }
   if (op == "describe") {
     const auto& settings = tokenizer.settings();
-    return {{"vocab_size", tokenizer.vocab_size()}, {"id_limit", tokenizer.id_limit()},
-            {"bos_id", or_null(settings.bos_id)},   {"eos_id", or_null(settings.eos_id)},
-            {"pad_id", or_null(settings.pad_id)},   {"chat_template", or_null(settings.chat_template)}};
+    return {{"vocab_size", tokenizer.vocab_size()},
+            {"id_limit", tokenizer.id_limit()},
+            {"bos_id", or_null(settings.bos_id)},
+            {"eos_id", or_null(settings.eos_id)},
+            {"pad_id", or_null(settings.pad_id)}};
   }
   if (op == "token") {
     const int32_t id = request.at("id");

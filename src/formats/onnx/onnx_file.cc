@@ -68,7 +68,8 @@ TypedLayout typed_layout(DType type) {
     case DType::f16:
     case DType::bf16: return {WireType::kVarint, 2, 0, 65535};
     case DType::i8: return {WireType::kVarint, 1, -128, 127};
-    case DType::u8: return {WireType::kVarint, 1, 0, 255};
+    case DType::u8:
+    case DType::f8_e4m3: return {WireType::kVarint, 1, 0, 255};
     case DType::boolean: return {WireType::kVarint, 1, 0, 1};
     // One number is a pair of elements, seen as a signed or an unsigned byte.
     case DType::u4:
@@ -108,6 +109,15 @@ struct OnnxFile::State {
   Result<Place> place_of(const TensorProto& tensor) const;
   Result<void> check_external();
   Result<std::vector<std::byte>> decode(const TensorProto& tensor) const;
+
+  // The map in which `part` lies, or null.
+  const FileMap* map_of(std::span<const std::byte> part) const {
+    if (contains(map.bytes(), part)) return &map;
+    for (const DataFile& file : files) {
+      if (contains(file.map.bytes(), part)) return &file.map;
+    }
+    return nullptr;
+  }
 };
 
 // The index of the data file that the tensor names; maps it on first sight.
@@ -306,12 +316,22 @@ Result<std::span<const std::byte>> OnnxFile::bytes_of(const TensorProto& tensor)
   return Bytes{};
 }
 
+std::vector<std::span<const std::byte>> OnnxFile::contents() const {
+  std::vector<std::span<const std::byte>> all;
+  all.push_back(state_->owned.empty() ? state_->map.bytes() : std::span<const std::byte>(state_->owned));
+  for (const State::DataFile& file : state_->files) all.push_back(file.map.bytes());
+  return all;
+}
+
+Result<void> OnnxFile::copy(std::span<const std::byte> part, std::span<std::byte> out) const {
+  if (const FileMap* map = state_->map_of(part)) return map->copy(part, out);
+  std::ranges::copy(part, out.begin());
+  return {};
+}
+
 void OnnxFile::drop_pages(std::span<const std::byte> part) const {
   // Only maps: dropping pages of anonymous memory would lose its content.
-  if (contains(state_->map.bytes(), part)) state_->map.drop_pages(part);
-  for (const State::DataFile& file : state_->files) {
-    if (contains(file.map.bytes(), part)) file.map.drop_pages(part);
-  }
+  if (const FileMap* map = state_->map_of(part)) map->drop_pages(part);
 }
 
 }  // namespace quern::formats

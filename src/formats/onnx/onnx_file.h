@@ -52,6 +52,14 @@ class OnnxFile {
   // mapped.
   void drop_pages(std::span<const std::byte> part) const;
 
+  // The bytes of the model and then of each file of external data, as they lie on disk, in the order in which the graph
+  // names them first. Alive while the OnnxFile is.
+  std::vector<std::span<const std::byte>> contents() const;
+  // Copies `part` of one of contents(), or of bytes handed out by bytes_of, through its file, so that no page of it
+  // becomes resident. `out` has the same size.
+  // Errors: io.
+  Result<void> copy(std::span<const std::byte> part, std::span<std::byte> out) const;
+
  private:
   struct State;
   explicit OnnxFile(std::unique_ptr<State> state);

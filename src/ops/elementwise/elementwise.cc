@@ -33,7 +33,7 @@ constexpr ElementwiseVariant kVariants[] = {
 };
 
 constexpr VariantInfo kVariantInfos[] = {
-#define QUERN_KERNEL(isa, symbol, op, type) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol}, )
+#define QUERN_KERNEL(isa, symbol, op, type) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol, #op " " #type}, )
 #include "ops/elementwise/kernels.inc"
 #undef QUERN_KERNEL
 };
@@ -46,6 +46,14 @@ const Variant<ElementwiseKernel>* choose(ElementwiseOp op, DType dtype, const cp
     if (v.op == op && v.dtype == dtype && features.has(v.kernel.isa)) return &v.kernel;
   }
   return nullptr;
+}
+
+void in_chunks(const Context& ctx, int64_t count, cpu::RangeFunction elements) {
+  if (count <= kElementsPerChunk) {
+    elements(0, count, 0);
+  } else {
+    ctx.pool->parallel_for(count, kElementsPerChunk, elements);
+  }
 }
 
 // The output's dimensions, innermost first, neighbours merged where both operands step evenly through them.
@@ -112,7 +120,7 @@ Result<Shape> broadcast_shape(const Shape& a, const Shape& b, std::string_view w
 
 Result<void> binary(const Context& ctx, const BinaryParams& p, const BinaryArgs& a, std::string_view where) {
   QUERN_TRY(const Shape shape, broadcast_shape(p.a, p.b, where));
-  const auto* kernel = p.op == ElementwiseOp::sigmoid ? nullptr : choose(p.op, p.dtype, ctx.features);
+  const auto* kernel = p.op > ElementwiseOp::mul ? nullptr : choose(p.op, p.dtype, ctx.features);
   if (kernel == nullptr) {
     return unsupported(std::string(where), fmt::format("arithmetic on {} is not supported (float32, int64 and int32)",
                                                        dtype_name(p.dtype)));
@@ -141,25 +149,22 @@ Result<void> binary(const Context& ctx, const BinaryParams& p, const BinaryArgs&
       begin += n;
     }
   };
-  if (count <= kElementsPerChunk) {
-    elements(0, count, 0);
-  } else {
-    ctx.pool->parallel_for(count, kElementsPerChunk, elements);
-  }
+  in_chunks(ctx, count, elements);
   return {};
 }
 
 void sigmoid(const Context& ctx, std::span<const float> x, float* y) {
   const auto* kernel = choose(ElementwiseOp::sigmoid, DType::f32, ctx.features);
-  const auto count = static_cast<int64_t>(x.size());
-  auto elements = [&](int64_t begin, int64_t end, int) {
+  in_chunks(ctx, static_cast<int64_t>(x.size()), [&](int64_t begin, int64_t end, int) {
     kernel->run({x.data() + begin, nullptr, y + begin, end - begin, 1, 0});
-  };
-  if (count <= kElementsPerChunk) {
-    elements(0, count, 0);
-  } else {
-    ctx.pool->parallel_for(count, kElementsPerChunk, elements);
-  }
+  });
+}
+
+void silu_mul(const Context& ctx, std::span<const float> a, const float* b, float* y) {
+  const auto* kernel = choose(ElementwiseOp::silu_mul, DType::f32, ctx.features);
+  in_chunks(ctx, static_cast<int64_t>(a.size()), [&](int64_t begin, int64_t end, int) {
+    kernel->run({a.data() + begin, b + begin, y + begin, end - begin, 1, 1});
+  });
 }
 
 }  // namespace quern::ops

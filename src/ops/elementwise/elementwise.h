@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owns element-by-element arithmetic: add, sub and mul with NumPy broadcasting, and the sigmoid.
+// Owns element-by-element arithmetic: add, sub and mul with NumPy broadcasting, the sigmoid, and its use as a gate.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "base/error.h"
 #include "ops/context.h"
 #include "ops/elementwise/kernels.h"
+#include "ops/registry.h"
 #include "ops/tensor.h"
 
 namespace quern::ops {
@@ -41,6 +44,14 @@ Result<Shape> broadcast_shape(const Shape& a, const Shape& b, std::string_view w
 // The bound: exp(-|x|) is within 2 units of its last place and enters with weight exp(-|x|) / (1 + exp(-|x|)) <= 1/2;
 // the sum and the quotient round once each.
 void sigmoid(const Context& ctx, std::span<const float> x, float* y);
+
+// y[i] = (a[i] * sigmoid(a[i])) * b[i], with the bits that sigmoid() and two products give: |dy| <= 3.8e-7 * |y|, and
+// what sigmoid() says of small and special values. y may be a or b.
+void silu_mul(const Context& ctx, std::span<const float> a, const float* b, float* y);
+
+// The operator y = (a * sigmoid(a)) * b for inputs a and b of float32: that of a Sigmoid node and two Mul nodes in one.
+// b broadcasts as in Mul. `where` is the place for errors. Null where `sigmoid` is no operator of a Sigmoid node.
+std::unique_ptr<Operator> make_silu_mul(std::string where, const Operator& sigmoid);
 
 // Symbol of the variant that is used under these features.
 std::string_view elementwise_variant(ElementwiseOp op, DType dtype, const cpu::Features& features);

@@ -93,10 +93,13 @@ class Binary final : public Operator {
 
 class Sigmoid final : public Operator {
  public:
-  explicit Sigmoid(std::string_view variant) : variant_(variant) {}
+  explicit Sigmoid(const cpu::Features& features) : features_(features) {}
 
   DType output_dtype(int) const override { return DType::f32; }
-  std::string_view variant() const override { return variant_; }
+  std::string_view variant() const override {
+    return elementwise_variant(ElementwiseOp::sigmoid, DType::f32, features_);
+  }
+  const cpu::Features& features() const { return features_; }
   bool may_share(int, int) const override { return true; }
   bool row_wise() const override { return true; }
 
@@ -112,6 +115,40 @@ class Sigmoid final : public Operator {
   }
 
  private:
+  cpu::Features features_;
+};
+
+class SiluMul final : public Operator {
+ public:
+  SiluMul(std::string where, std::string_view variant) : where_(std::move(where)), variant_(variant) {}
+
+  DType output_dtype(int) const override { return DType::f32; }
+  std::string_view variant() const override { return variant_; }
+  bool may_share(int, int) const override { return true; }
+
+  Result<void> resolve(const ResolveArgs& args) const override {
+    QUERN_TRY(args.out[0], broadcast_shape(args.in[0].shape, args.in[1].shape, where_));
+    return {};
+  }
+
+  Result<void> run(const Context& ctx, std::span<const Tensor> in, std::span<const Tensor> out) const override {
+    const auto count = static_cast<size_t>(in[0].shape.checked_elements().value_or(0));
+    const std::span<const float> a{in[0].as<const float>(), count};
+    const auto* b = in[1].as<const float>();
+    if (in[0].shape == in[1].shape) {
+      silu_mul(ctx, a, b, out[0].as<float>());
+      return {};
+    }
+    const cpu::Arena::Scope scope(*ctx.scratch);
+    QUERN_TRY(float* silu, ctx.scratch->take<float>(count));
+    sigmoid(ctx, a, silu);
+    const BinaryParams params{ElementwiseOp::mul, DType::f32, in[0].shape, in[0].shape};
+    QUERN_TRY_VOID(binary(ctx, params, {a.data(), silu, silu}, where_));
+    return binary(ctx, {ElementwiseOp::mul, DType::f32, in[0].shape, in[1].shape}, {silu, b, out[0].data}, where_);
+  }
+
+ private:
+  std::string where_;
   std::string_view variant_;
 };
 
@@ -132,6 +169,13 @@ Result<std::unique_ptr<Operator>> make_binary(const NodeView& node, const Prepar
 
 }  // namespace
 
+std::unique_ptr<Operator> make_silu_mul(std::string where, const Operator& sigmoid) {
+  const auto* known = dynamic_cast<const Sigmoid*>(&sigmoid);
+  if (known == nullptr) return nullptr;
+  return std::make_unique<SiluMul>(std::move(where),
+                                   elementwise_variant(ElementwiseOp::silu_mul, DType::f32, known->features()));
+}
+
 Result<std::unique_ptr<Operator>> make_add(const NodeView& node, const PrepareContext& ctx) {
   return make_binary(node, ctx, ElementwiseOp::add);
 }
@@ -148,8 +192,7 @@ Result<std::unique_ptr<Operator>> make_sigmoid(const NodeView& node, const Prepa
   QUERN_TRY_VOID(check_arity(node, 1, 1, 1, 1));
   QUERN_TRY_VOID(AttributeReader(node).finish());
   QUERN_TRY_VOID(check_dtype(node, 0, DType::f32));
-  return std::unique_ptr<Operator>(
-      std::make_unique<Sigmoid>(elementwise_variant(ElementwiseOp::sigmoid, DType::f32, ctx.features)));
+  return std::unique_ptr<Operator>(std::make_unique<Sigmoid>(ctx.features));
 }
 
 }  // namespace quern::ops

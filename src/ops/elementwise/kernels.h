@@ -7,11 +7,11 @@
 
 namespace quern::ops {
 
-enum class ElementwiseOp : uint8_t { add, sub, mul, sigmoid };
+enum class ElementwiseOp : uint8_t { add, sub, mul, sigmoid, silu_mul };
 
 // y[i] = a[i * a_step] op b[i * b_step] for i < n, steps 0 or 1 and not both 0 unless n <= 1. The element type is that
-// of the variant. b is null for the sigmoid, whose a_step is 1. y may be an operand of step 1. Pointers are aligned to
-// their element only.
+// of the variant. b is null for the sigmoid, whose a_step is 1; silu_mul takes steps of 1 only. y may be an operand of
+// step 1. Pointers are aligned to their element only.
 struct ElementwiseKernelArgs {
   const void* a;
   const void* b;

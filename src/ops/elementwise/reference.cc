@@ -56,4 +56,14 @@ void sigmoid_f32_reference(const ElementwiseKernelArgs& k) noexcept {
   for (int64_t i = 0; i < k.n; i++) y[i] = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(x[i]))));
 }
 
+void silu_mul_f32_reference(const ElementwiseKernelArgs& k) noexcept {
+  const float* a = static_cast<const float*>(k.a);
+  const float* b = static_cast<const float*>(k.b);
+  float* y = static_cast<float*>(k.y);
+  for (int64_t i = 0; i < k.n; i++) {
+    const auto s = static_cast<float>(1.0 / (1.0 + std::exp(-static_cast<double>(a[i]))));
+    y[i] = a[i] * s * b[i];
+  }
+}
+
 }  // namespace quern::ops

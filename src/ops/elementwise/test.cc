@@ -53,6 +53,12 @@ Kernel* reference_of(const Line& line) {
 // The bound of the contract: 2.5e-7 of the value, or zero below -87.3, where the value itself is below 1.3e-38.
 double sigmoid_tolerance(double y) { return 2.5e-7 * y + 1.3e-38; }
 
+// That of silu_mul, for both sides of the comparison: the sigmoid's, and a rounding of each product. Where the sigmoid
+// is zero or its product denormal, what is lost is below 1.3e-38 * |a b| and half of the smallest float times |b|.
+double silu_mul_tolerance(double a, double b, double y) {
+  return (2.5e-7 + 4 * 0x1p-24) * std::fabs(y) + 1.3e-38 * std::fabs(a * b) + 0x1p-149 * (1 + std::fabs(b));
+}
+
 class ElementwiseVariant : public testing::TestWithParam<Line> {
  protected:
   void SetUp() override {
@@ -67,6 +73,7 @@ void check_lengths_and_steps(const Line& line) {
   for (size_t n : {0u, 1u, 2u, 7u, 8u, 9u, 15u, 16u, 17u, 31u, 33u, 64u, 100u, 1025u}) {
     for (const auto& [a_step, b_step] : {std::pair{1, 1}, std::pair{1, 0}, std::pair{0, 1}}) {
       if (line.op == ElementwiseOp::sigmoid && b_step == 1) continue;
+      if (line.op == ElementwiseOp::silu_mul && (a_step == 0 || b_step == 0)) continue;
       const GuardedArray<T> a(a_step == 1 ? n : 1), b(b_step == 1 ? n : 1), y(n), wanted(n);
       for (const auto* v : {&a, &b}) {
         for (T& value : v->span()) {
@@ -82,6 +89,11 @@ void check_lengths_and_steps(const Line& line) {
         if (line.op == ElementwiseOp::sigmoid) {
           ASSERT_NEAR(static_cast<double>(y[i]), static_cast<double>(wanted[i]),
                       sigmoid_tolerance(static_cast<double>(wanted[i])));
+        } else if (line.op == ElementwiseOp::silu_mul) {
+          ASSERT_NEAR(
+              static_cast<double>(y[i]), static_cast<double>(wanted[i]),
+              silu_mul_tolerance(static_cast<double>(a[i]), static_cast<double>(b[i]), static_cast<double>(wanted[i])))
+              << "n " << n << " at " << i;
         } else {
           ASSERT_EQ(y[i], wanted[i]) << "n " << n << " at " << i;
         }
@@ -325,6 +337,101 @@ TEST(Sigmoid, EmptyAndScalarShapesPassThrough) {
   OneNode scalar(&make_sigmoid, "Sigmoid");
   scalar.input(tensor<float>({}, {0})).outputs(1);
   EXPECT_EQ((*scalar.run())[0].values<float>(), std::vector<float>{0.5f});
+}
+
+// The instruction sets that silu_mul has a variant for, and this processor has.
+std::vector<cpu::Features> silu_mul_features() {
+  std::vector<cpu::Features> all;
+  for (const Line& line : kLines) {
+    const auto isa = line.kernel.isa;
+    if (line.op != ElementwiseOp::silu_mul || !cpu::detect_features().has(isa)) continue;
+    all.push_back(*cpu::cap_features(cpu::detect_features(), cpu::isa_name(isa)));
+  }
+  return all;
+}
+
+// NaNs may differ in their payload: which operand's is kept depends on the order of a product's operands.
+void expect_same_values(const std::vector<float>& a, const std::vector<float>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); i++) {
+    if (std::isnan(a[i]) && std::isnan(b[i])) continue;
+    ASSERT_EQ(std::bit_cast<uint32_t>(a[i]), std::bit_cast<uint32_t>(b[i])) << "at " << i;
+  }
+}
+
+TEST(SiluMul, HasTheBitsOfTheSeparateOperatorsForEveryThreadCount) {
+  const float inf = std::numeric_limits<float>::infinity();
+  Random random(4);
+  std::vector<float> a(70001), b(a.size());
+  random.fill_normal(a, 10);
+  random.fill_normal(b, 3);
+  size_t at = 0;
+  for (float x : {0.0f, -0.0f, 87.3f, -87.3f, -87.31f, -200.0f, 3e38f, -3e38f, 1e-40f, inf, -inf, std::nanf("")}) {
+    for (float y : {0.0f, -0.0f, 1.0f, -3e38f, 1e-40f, inf, -inf, std::nanf("")}) {
+      a[at] = x;
+      b[at++] = y;
+    }
+  }
+  for (const cpu::Features& features : silu_mul_features()) {
+    for (int threads : {1, 3}) {
+      Machine machine(threads);
+      machine.context.features = features;
+      std::vector<float> silu(a.size()), separate(a.size()), joint(a.size());
+      const Shape shape{static_cast<int64_t>(a.size())};
+      sigmoid(machine.context, a, silu.data());
+      const BinaryParams params{ElementwiseOp::mul, DType::f32, shape, shape};
+      ASSERT_TRUE(binary(machine.context, params, {a.data(), silu.data(), silu.data()}, "").ok());
+      ASSERT_TRUE(binary(machine.context, params, {silu.data(), b.data(), separate.data()}, "").ok());
+      silu_mul(machine.context, a, b.data(), joint.data());
+      expect_same_values(joint, separate);
+    }
+  }
+}
+
+// Runs an operator that is already made on `in` and gives output 0.
+Result<std::vector<float>> run_made(const Operator& op, Machine& machine, const std::vector<Tensor>& in) {
+  std::vector<Shape> shapes(1);
+  std::vector<IntValues> values(1), known(in.size());
+  std::vector<View> views(1);
+  QUERN_TRY_VOID(op.resolve({in, known, shapes, values, views}));
+  support::OwnedTensor y(DType::f32, shapes[0]);
+  const Tensor out = y.view();
+  QUERN_TRY_VOID(op.run(machine.context, in, {&out, 1}));
+  return y.values<float>();
+}
+
+TEST(SiluMul, TheOperatorBroadcastsAsItsNodesDo) {
+  OneNode sigmoid_node(&make_sigmoid, "Sigmoid");
+  sigmoid_node.input(tensor<float>({1}, {0})).outputs(1);
+  const auto sigmoid_op = sigmoid_node.prepare();
+  ASSERT_TRUE(sigmoid_op.ok());
+  const auto op = make_silu_mul("Mul node 'n'", **sigmoid_op);
+  ASSERT_NE(op, nullptr);
+  EXPECT_EQ(make_silu_mul("", *op), nullptr) << "made of the operator of a Sigmoid node only";
+  EXPECT_EQ(op->variant(), elementwise_variant(ElementwiseOp::silu_mul, DType::f32, cpu::detect_features()));
+  Machine machine;
+  Random random(5);
+  for (const auto& [a, b] : std::vector<std::pair<Shape, Shape>>{
+           {{2, 3, 4}, {2, 3, 4}}, {{2, 3, 4}, {4}}, {{1}, {5, 2}}, {{3, 1}, {1, 4}}, {{}, {}}, {{0, 4}, {4}}}) {
+    std::vector<float> x(static_cast<size_t>(a.elements())), z(static_cast<size_t>(b.elements()));
+    random.fill_normal(x);
+    random.fill_normal(z);
+    const auto left = tensor<float>(a, x), right = tensor<float>(b, z);
+    const auto y = run_made(*op, machine, {left.view(), right.view()});
+    ASSERT_TRUE(y.ok());
+    std::vector<float> silu(x.size()), wanted(y->size());
+    sigmoid(machine.context, x, silu.data());
+    ASSERT_TRUE(
+        binary(machine.context, {ElementwiseOp::mul, DType::f32, a, a}, {x.data(), silu.data(), silu.data()}, "").ok());
+    ASSERT_TRUE(
+        binary(machine.context, {ElementwiseOp::mul, DType::f32, a, b}, {silu.data(), z.data(), wanted.data()}, "")
+            .ok());
+    EXPECT_EQ(*y, wanted) << a.to_string() << b.to_string();
+  }
+  const auto left = tensor<float>({2, 3}, std::vector<float>(6)), right = tensor<float>({2}, {1, 2});
+  const auto refused = run_made(*op, machine, {left.view(), right.view()});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().message(), "Mul node 'n': shapes [2, 3] and [2] do not broadcast");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// float32 add, sub, mul and sigmoid for AVX2.
+// float32 add, sub, mul, sigmoid and silu_mul for AVX2.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -102,6 +102,10 @@ void sigmoid_f32_avx2(const ElementwiseKernelArgs& k) noexcept {
     const float* p = x + i;
     _mm256_maskstore_ps(y + i, lanes, sigmoid_of(_mm256_maskload_ps(p, lanes)));
   }
+}
+
+void silu_mul_f32_avx2(const ElementwiseKernelArgs& k) noexcept {
+  binary_loop(k, [](__m256 a, __m256 b) { return _mm256_mul_ps(_mm256_mul_ps(a, sigmoid_of(a)), b); });
 }
 
 }  // namespace quern::ops

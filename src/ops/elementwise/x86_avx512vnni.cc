@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// float32 add, sub, mul and sigmoid for AVX-512.
+// float32 add, sub, mul, sigmoid and silu_mul for AVX-512.
 #include <immintrin.h>
 
 #include <cstdint>
@@ -100,6 +100,10 @@ void sigmoid_f32_avx512vnni(const ElementwiseKernelArgs& k) noexcept {
     const float* p = x + i;
     _mm512_mask_storeu_ps(y + i, lanes, sigmoid_of(_mm512_maskz_loadu_ps(lanes, p)));
   }
+}
+
+void silu_mul_f32_avx512vnni(const ElementwiseKernelArgs& k) noexcept {
+  binary_loop(k, [](__m512 a, __m512 b) { return _mm512_mul_ps(_mm512_mul_ps(a, sigmoid_of(a)), b); });
 }
 
 }  // namespace quern::ops

@@ -62,13 +62,21 @@ Result<void> gather(const Context& ctx, const GatherParams& p, const GatherArgs&
   const auto* data = static_cast<const std::byte*>(a.data);
   auto* y = static_cast<std::byte*>(a.y);
   const auto chunk = static_cast<int64_t>(std::max<size_t>(1, kBytesPerChunk / p.slice_bytes));
-  auto copy = [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; i++) {
-      const int64_t index = load_index(p, a.indices, i % p.count);
-      const int64_t slice = i / p.count * p.extent + (index < 0 ? index + p.extent : index);
-      std::memcpy(y + static_cast<size_t>(i) * p.slice_bytes, data + static_cast<size_t>(slice) * p.slice_bytes,
-                  p.slice_bytes);
+  const auto from = [&](int64_t i) {
+    const int64_t index = load_index(p, a.indices, i % p.count);
+    const int64_t slice = i / p.count * p.extent + (index < 0 ? index + p.extent : index);
+    return data + static_cast<size_t>(slice) * p.slice_bytes;
+  };
+  const auto to = [&](int64_t i) { return y + static_cast<size_t>(i) * p.slice_bytes; };
+  if (a.copy != nullptr) {
+    for (int64_t i = 0; i < slices; i++) {
+      const Result<void> done = (*a.copy)({from(i), p.slice_bytes}, {to(i), p.slice_bytes});
+      if (!done.ok()) return Error{done.error().code, done.error().what, std::string(where)};
     }
+    return {};
+  }
+  auto copy = [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; i++) std::memcpy(to(i), from(i), p.slice_bytes);
   };
   if (slices <= chunk) {
     copy(0, slices, 0);

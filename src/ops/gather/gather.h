@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/file_map.h"
 #include "ops/context.h"
 #include "ops/tensor.h"
 
@@ -27,9 +28,11 @@ struct GatherArgs {
   const void* data = nullptr;
   const void* indices = nullptr;
   void* y = nullptr;
+  const CopyBytes* copy = nullptr;  // not null: reads the slices of data, in place of this room
 };
 
-// Errors: bad_request for an index out of range, before anything is written; unsupported for another index type.
+// Errors: bad_request for an index out of range, before anything is written; unsupported for another index type; those
+// of args.copy.
 // `where` is the place for errors.
 Result<void> gather(const Context& ctx, const GatherParams& params, const GatherArgs& args, std::string_view where);
 

@@ -8,6 +8,10 @@
 namespace quern::ops {
 namespace {
 
+// Of a table from this size on, rows are read through the file: a page touched in a map brings up to 2 MiB of
+// neighbours into resident memory, and a copy of 4 KiB through the file takes a microsecond.
+constexpr size_t kLargeTable = size_t{16} << 20;
+
 struct Extents {
   int64_t outer = 1, extent = 0, inner = 1;
 };
@@ -27,8 +31,9 @@ Extents split_at(const Shape& data, int64_t axis) {
 
 class Gather final : public Operator {
  public:
-  Gather(std::string where, DType dtype, DType index_dtype, int64_t axis)
-      : where_(std::move(where)), dtype_(dtype), index_dtype_(index_dtype), axis_(axis) {}
+  // `copy` reads the data where it is not empty.
+  Gather(std::string where, DType dtype, DType index_dtype, int64_t axis, CopyBytes copy)
+      : where_(std::move(where)), dtype_(dtype), index_dtype_(index_dtype), axis_(axis), copy_(std::move(copy)) {}
 
   DType output_dtype(int) const override { return dtype_; }
   std::string_view variant() const override { return "gather_copy"; }
@@ -54,7 +59,7 @@ class Gather final : public Operator {
     params.count = in[1].elements();
     params.slice_bytes = static_cast<size_t>(e.inner) * static_cast<size_t>(bits_of(dtype_) / 8);
     params.index_dtype = index_dtype_;
-    return gather(ctx, params, {in[0].data, in[1].data, out[0].data}, where_);
+    return gather(ctx, params, {in[0].data, in[1].data, out[0].data, copy_ ? &copy_ : nullptr}, where_);
   }
 
  private:
@@ -83,11 +88,12 @@ class Gather final : public Operator {
   std::string where_;
   DType dtype_, index_dtype_;
   int64_t axis_;
+  CopyBytes copy_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Operator>> make_gather(const NodeView& node, const PrepareContext&) {
+Result<std::unique_ptr<Operator>> make_gather(const NodeView& node, const PrepareContext& ctx) {
   QUERN_TRY_VOID(check_arity(node, 2, 2, 1, 1));
   AttributeReader attributes(node);
   QUERN_TRY(const int64_t axis, attributes.int_or("axis", 0));
@@ -106,7 +112,12 @@ Result<std::unique_ptr<Operator>> make_gather(const NodeView& node, const Prepar
     return bad_model(node.where(),
                      fmt::format("axis {} is outside of the data's shape {}", axis, data.value.shape.to_string()));
   }
-  return std::unique_ptr<Operator>(std::make_unique<Gather>(node.where(), data.dtype, indices.dtype, axis));
+  CopyBytes copy;
+  if (data.constant && storage_bytes(data.dtype, data.value.elements()).value_or(0) >= kLargeTable) {
+    copy = ctx.copy_source;
+  }
+  return std::unique_ptr<Operator>(
+      std::make_unique<Gather>(node.where(), data.dtype, indices.dtype, axis, std::move(copy)));
 }
 
 }  // namespace quern::ops

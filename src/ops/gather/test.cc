@@ -2,6 +2,8 @@
 // Gather against hand-written results, and what it may touch.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "ops/gather/gather.h"
 #include "tests/support/allocation_count.h"
 #include "tests/support/guard_page.h"
@@ -126,6 +128,27 @@ TEST(Gather, TypesAndAttributesNotSupportedAreRefusedByName) {
   auto attribute = gather_node();
   attribute.attribute("mode", 1).input(tensor<float>({1}, {1})).input(tensor<int64_t>({1}, {0}));
   EXPECT_NE(attribute.prepare().error().what.find("mode"), std::string::npos);
+}
+
+TEST(Gather, ReadsThroughWhatCopiesInPlaceOfMemory) {
+  Machine machine;
+  const std::vector<int64_t> indices{-1, 0};
+  std::vector<float> y(4);
+  const auto* table = reinterpret_cast<const float*>(uintptr_t{4096});  // nobody may read it
+  const CopyBytes copy = [&](std::span<const std::byte> part, std::span<std::byte> out) -> Result<void> {
+    const auto row = static_cast<float>(reinterpret_cast<const float*>(part.data()) - table) / 2;
+    const float values[] = {row, row + 10};
+    std::ranges::copy(std::as_bytes(std::span(values)), out.begin());
+    if (row > 2) return Error{Errc::io, "gone", ""};
+    return {};
+  };
+  const GatherArgs args{table, indices.data(), y.data(), &copy};
+  ASSERT_TRUE(gather(machine.context, {1, 3, 2, 8, DType::i64}, args, "here").ok());
+  EXPECT_EQ(y, (std::vector<float>{2, 12, 0, 10}));
+  const auto done = gather(machine.context, {1, 4, 2, 8, DType::i64}, args, "here");
+  ASSERT_FALSE(done.ok());
+  EXPECT_EQ(done.error().code, Errc::io);
+  EXPECT_EQ(done.error().where, "here");
 }
 
 TEST(Gather, TouchesOnlyTheRowsNamed) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention entry: checks, choice of variants, and the cut into independent tiles. No arithmetic on scores but the
-// merge of partial results.
+// The attention entry: checks, choice of variants, and the cut into independent tiles. No arithmetic on scores.
 #include "ops/gqa_attention/gqa_attention.h"
 
 #include <fmt/format.h>
@@ -20,6 +19,7 @@ namespace quern::ops {
 #define QUERN_KIND_tile AttentionBlockFunction
 #define QUERN_KIND_rows AttentionBlockFunction
 #define QUERN_KIND_store AttentionStoreFunction
+#define QUERN_KIND_merge AttentionMergeFunction
 #define QUERN_KIND_rotate AttentionRotateFunction
 #define QUERN_KERNEL(isa, symbol, kind, type) QUERN_ISA_LINE_##isa(QUERN_KIND_##kind symbol;)
 #include "ops/gqa_attention/kernels.inc"
@@ -27,22 +27,25 @@ namespace quern::ops {
 #undef QUERN_KIND_tile
 #undef QUERN_KIND_rows
 #undef QUERN_KIND_store
+#undef QUERN_KIND_merge
 #undef QUERN_KIND_rotate
 
 namespace {
 
-enum class Kind : uint8_t { tile, rows, store, rotate };
+enum class Kind : uint8_t { tile, rows, store, merge, rotate };
 
 // A line of kernels.inc; the pointer of its kind is set.
 struct Line {
   constexpr Line(cpu::Isa i, Kind k, DType t, AttentionBlockFunction* f) : isa(i), kind(k), type(t), block(f) {}
   constexpr Line(cpu::Isa i, Kind k, DType t, AttentionStoreFunction* f) : isa(i), kind(k), type(t), store(f) {}
+  constexpr Line(cpu::Isa i, Kind k, DType t, AttentionMergeFunction* f) : isa(i), kind(k), type(t), merge(f) {}
   constexpr Line(cpu::Isa i, Kind k, DType t, AttentionRotateFunction* f) : isa(i), kind(k), type(t), rotate(f) {}
   cpu::Isa isa;
   Kind kind;
   DType type;
   AttentionBlockFunction* block = nullptr;
   AttentionStoreFunction* store = nullptr;
+  AttentionMergeFunction* merge = nullptr;
   AttentionRotateFunction* rotate = nullptr;
 };
 
@@ -52,7 +55,7 @@ constexpr Line kLines[] = {
 };
 #undef QUERN_KERNEL
 
-#define QUERN_KERNEL(isa, symbol, kind, type) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol}, )
+#define QUERN_KERNEL(isa, symbol, kind, type) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol, #kind " " #type}, )
 constexpr VariantInfo kVariants[] = {
 #include "ops/gqa_attention/kernels.inc"
 };
@@ -72,16 +75,21 @@ bool is_cache_type(DType type) {
 }
 
 // Rows of a query tile: 8 times the 12 rows of the widest register tile. The tile, its result, its scores and a block
-// of keys and values take 220 KiB at D = 128.
+// of keys and values take 272 KiB at D = 128.
 constexpr int64_t kTileRows = 96;
-// Keys of a block: short for many rows, where blocks on the diagonal are half wasted; long for few, where the cost of
-// a step is spread over them.
-constexpr int64_t kTileKeys = 64;
-constexpr int64_t kRowKeys = kAttentionMaxKeys;
-// Up to so many rows (and always for a single token) the context of a tile is split, so that there is work for all
-// threads. The cut depends on nothing but the shape: the bits do not depend on the thread count.
+// Keys of a block. Rows on the diagonal skip what they do not see panel by panel, so that long blocks waste nothing.
+constexpr int64_t kBlockKeys = kAttentionMaxKeys;
+// Every row goes through its context in the same splits, each summed apart and joined in order. The cut depends on
+// nothing but the model's heads, so that a row's bits depend neither on the threads nor on what else is in the call. Up
+// to so many rows (and always for a single token) the splits are tasks, so that there is work for all threads; more
+// rows take one split after the other. Few heads are cut finer, so that a context of a few hundred keys already gives
+// each thread something.
 constexpr int64_t kSplitRows = 16;
-constexpr int64_t kSplitKeys = 512;
+constexpr int64_t kMostSplitKeys = 512;
+constexpr int64_t kSplitKeysAHead = kMostSplitKeys / 8;
+int64_t split_keys_of(int64_t kv_heads) {
+  return std::min(round_up(kv_heads * kSplitKeysAHead, kBlockKeys), kMostSplitKeys);
+}
 // Elements that are moved or merged faster by the calling thread than handed out.
 constexpr int64_t kInlineElements = 16384;
 constexpr int64_t kTokensPerChunk = 16;
@@ -138,12 +146,18 @@ Result<void> check(const AttentionParams& p, const AttentionArgs& a, std::string
   return {};
 }
 
-// State of a tile during the online softmax, and what else a worker needs.
+// Of the rows of a tile during the online softmax.
+struct State {
+  float *m, *l, *o;
+};
+
+// What a worker needs for a tile.
 struct Workspace {
   float *q, *block;
   const float** bias;
   int32_t *lo, *hi;
-  float *m, *l, *o;
+  State total;
+  State part;  // of one split; only with more than one
 };
 
 class Attention {
@@ -156,41 +170,47 @@ class Attention {
         tile_(select_line(Kind::tile, type_, ctx.features).block),
         few_rows_(select_line(Kind::rows, type_, ctx.features).block),
         store_(type_ == DType::f32 ? nullptr : select_line(Kind::store, type_, ctx.features).store),
+        merge_(select_line(Kind::merge, DType::f32, ctx.features).merge),
         rotate_(select_line(Kind::rotate, DType::f32, ctx.features).rotate),
         group_(params.query_heads / params.kv_heads),
         tile_tokens_(std::clamp<int64_t>(kTileRows / group_, 1, params.tokens)),
         tiles_(ceil_div(params.tokens, tile_tokens_)),
         rows_(tile_tokens_ * group_),
-        o_stride_(round_up<int64_t>(params.head_size, kAttentionColumnPad)) {
-    if (p_.tokens > 1 && p_.tokens * group_ > kSplitRows) return;
+        o_stride_(round_up<int64_t>(params.head_size, kAttentionColumnPad)),
+        split_keys_(split_keys_of(params.kv_heads)) {
     int64_t keys = 0;
     for (const AttentionSequence& s : a_.sequences) keys = std::max(keys, s.valid);
-    splits_ = std::max<int64_t>(1, ceil_div(keys, kSplitKeys));
+    splits_ = std::max<int64_t>(1, ceil_div(keys, split_keys_));
+    split_tasks_ = p_.tokens == 1 || p_.tokens * group_ <= kSplitRows ? splits_ : 1;
   }
 
   Result<void> run() {
     const int64_t heads = static_cast<int64_t>(a_.sequences.size()) * p_.kv_heads;
     cpu::Arena::Scope scope(*ctx_.scratch);
     QUERN_TRY(scratch_, ctx_.scratch->take<float>(static_cast<size_t>(worker_floats() * ctx_.pool->threads())));
-    if (splits_ > 1) {
-      QUERN_TRY(partial_, ctx_.scratch->take<float>(static_cast<size_t>(heads * splits_ * partial_floats())));
+    if (split_tasks_ > 1) {
+      QUERN_TRY(partial_, ctx_.scratch->take<float>(static_cast<size_t>(heads * splits_ * state_floats())));
     }
     append();
     // Tiles of a head follow each other, so that its keys and values are read from the nearest cache; those that see
     // the most keys come first, so that the last ones to be taken are short.
-    ctx_.pool->parallel_for(heads * tiles_ * splits_, 1, [&](int64_t begin, int64_t end, int worker) {
+    ctx_.pool->parallel_for(heads * tiles_ * split_tasks_, 1, [&](int64_t begin, int64_t end, int worker) {
       for (int64_t i = begin; i < end; i++) {
-        compute(i / (tiles_ * splits_), tiles_ - 1 - i / splits_ % tiles_, i % splits_, worker);
+        if (split_tasks_ > 1) {
+          compute_split(i / splits_, i % splits_, worker);
+        } else {
+          compute_tile(i / tiles_, tiles_ - 1 - i % tiles_, worker);
+        }
       }
     });
-    if (splits_ == 1) return {};
-    const auto merge_heads = [&](int64_t begin, int64_t end, int) {
-      for (int64_t head = begin; head < end; head++) merge(head);
+    if (split_tasks_ == 1) return {};
+    const auto join_heads = [&](int64_t begin, int64_t end, int) {
+      for (int64_t head = begin; head < end; head++) join(head);
     };
-    if (heads * splits_ * partial_floats() < kInlineElements) {
-      merge_heads(0, heads, 0);
+    if (heads * splits_ * state_floats() < kInlineElements) {
+      join_heads(0, heads, 0);
     } else {
-      ctx_.pool->parallel_for(heads, 1, merge_heads);
+      ctx_.pool->parallel_for(heads, 1, join_heads);
     }
     return {};
   }
@@ -199,10 +219,10 @@ class Attention {
   static_assert(sizeof(const float*) == 2 * sizeof(float));
   static int64_t lines(int64_t floats) { return round_up(floats, kFloatsPerLine); }
   int64_t worker_floats() const {
-    return lines(attention_block_scratch_floats(rows_, p_.head_size)) + lines(rows_ * p_.head_size) +
-           lines(rows_ * o_stride_) + 4 * lines(rows_) + lines(2 * rows_);
+    return lines(attention_block_scratch_floats(rows_, p_.head_size)) + lines(rows_ * p_.head_size) + 2 * lines(rows_) +
+           lines(2 * rows_) + (splits_ > 1 ? 2 : 1) * state_floats();
   }
-  int64_t partial_floats() const { return lines(rows_ * o_stride_) + 2 * lines(rows_); }
+  int64_t state_floats() const { return lines(rows_ * o_stride_) + 2 * lines(rows_); }
 
   Workspace workspace(int worker) const {
     Workspace w{};
@@ -217,14 +237,11 @@ class Attention {
     w.bias = reinterpret_cast<const float**>(take(2 * rows_));
     w.lo = reinterpret_cast<int32_t*>(take(rows_));
     w.hi = reinterpret_cast<int32_t*>(take(rows_));
-    set_state(w, at);
+    w.total = state(at);
+    if (splits_ > 1) w.part = state(at + state_floats());
     return w;
   }
-  void set_state(Workspace& w, float* at) const {
-    w.m = at;
-    w.l = at + lines(rows_);
-    w.o = at + 2 * lines(rows_);
-  }
+  State state(float* at) const { return {at, at + lines(rows_), at + 2 * lines(rows_)}; }
 
   char* row_of(void* base, const AttentionSequence& s, int64_t head, int64_t row) const {
     const int64_t element = head * s.cache.head_stride + row * s.cache.row_stride;
@@ -306,6 +323,10 @@ class Attention {
     store_(store);
   }
 
+  // Rows of one KV head of one sequence: `rows` / group tokens from `first` on.
+  struct Tile {
+    int64_t b, kv_head, first, rows;
+  };
   // Keys that new token `token` sees: [first, end).
   struct Range {
     int64_t first, end;
@@ -329,35 +350,70 @@ class Attention {
     }
   }
 
-  // One tile: the query heads of one KV head for some tokens, against one split of the context. `head` is b * Nk + g.
-  void compute(int64_t head, int64_t tile, int64_t split, int worker) {
+  // The query heads of one KV head for all tokens, against one split of the context. `head` is b * Nk + g.
+  void compute_split(int64_t head, int64_t split, int worker) {
     const int64_t b = head / p_.kv_heads;
-    const int64_t kv_head = head % p_.kv_heads;
     const AttentionSequence& s = a_.sequences[static_cast<size_t>(b)];
+    const Workspace w = workspace(worker);
+    const State part = state_of(head, split);
+    const int64_t rows = p_.tokens * group_;
+    clear(part, rows);
+    const Range keys = within({seen(s, 0).first, seen(s, p_.tokens - 1).end}, split);
+    if (keys.end <= keys.first) return;
+    load_queries(b, head % p_.kv_heads, 0, p_.tokens, w.q);
+    accumulate({b, head % p_.kv_heads, 0, rows}, keys, w, part);
+  }
+
+  // Joins the splits of one KV head.
+  void join(int64_t head) {
+    const int64_t rows = p_.tokens * group_;
+    const State total = state_of(head, 0);
+    for (int64_t split = 1; split < splits_; split++) add(total, state_of(head, split), rows);
+    finish({head / p_.kv_heads, head % p_.kv_heads, 0, rows}, total);
+  }
+
+  // The query heads of one KV head for some tokens, against the whole context.
+  void compute_tile(int64_t head, int64_t tile, int worker) {
     const int64_t first = tile * tile_tokens_;
     const int64_t end = std::min(first + tile_tokens_, p_.tokens);
-    const int64_t rows = (end - first) * group_;
-    Workspace w = workspace(worker);
-    if (splits_ > 1) set_state(w, partial_ + (head * splits_ + split) * partial_floats());
-    std::fill_n(w.m, rows, -std::numeric_limits<float>::infinity());
-    std::fill_n(w.l, rows, 0.0f);
-    std::fill_n(w.o, rows * o_stride_, 0.0f);
-
+    const Tile t{head / p_.kv_heads, head % p_.kv_heads, first, (end - first) * group_};
+    const AttentionSequence& s = a_.sequences[static_cast<size_t>(t.b)];
+    const Workspace w = workspace(worker);
+    load_queries(t.b, t.kv_head, first, end, w.q);
     // Both ends grow with the token.
-    Range keys{seen(s, first).first, seen(s, end - 1).end};
-    if (splits_ > 1) {
-      keys.first = std::max(keys.first, split * kSplitKeys);
-      keys.end = std::min(keys.end, (split + 1) * kSplitKeys);
-      if (keys.end <= keys.first) return;
+    const Range keys{seen(s, first).first, seen(s, end - 1).end};
+    const int64_t first_split = keys.first / split_keys_;
+    for (int64_t split = first_split; split * split_keys_ < keys.end; split++) {
+      const State& to = split == first_split ? w.total : w.part;
+      clear(to, t.rows);
+      accumulate(t, within(keys, split), w, to);
+      if (split != first_split) add(w.total, w.part, t.rows);
     }
-    load_queries(b, kv_head, first, end, w.q);
-    accumulate(b, kv_head, first, rows, keys, w);
-    if (splits_ > 1) return;
-    for (int64_t r = 0; r < rows; r++) {
-      const int64_t query_head = kv_head * group_ + r % group_;
-      float* out = out_row(b, first + r / group_, query_head);
-      const float factor = finish_of(query_head, w.m[r], w.l[r]);
-      for (int64_t i = 0; i < p_.head_size; i++) out[i] = w.o[r * o_stride_ + i] * factor;
+    finish(t, w.total);
+  }
+
+  State state_of(int64_t head, int64_t split) const {
+    return state(partial_ + (head * splits_ + split) * state_floats());
+  }
+  Range within(const Range& keys, int64_t split) const {
+    return {std::max(keys.first, split * split_keys_), std::min(keys.end, (split + 1) * split_keys_)};
+  }
+  void clear(const State& state, int64_t rows) const {
+    std::fill_n(state.m, rows, -std::numeric_limits<float>::infinity());
+    std::fill_n(state.l, rows, 0.0f);
+    std::fill_n(state.o, rows * o_stride_, 0.0f);
+  }
+  void add(const State& total, const State& part, int64_t rows) const {
+    merge_({static_cast<int32_t>(rows), o_stride_, total.m, total.l, total.o, part.m, part.l, part.o});
+  }
+
+  // A sum of 0 is written as +0: keys that a row does not see may have turned the sign of one.
+  void finish(const Tile& t, const State& state) const {
+    for (int64_t r = 0; r < t.rows; r++) {
+      const int64_t query_head = t.kv_head * group_ + r % group_;
+      float* out = out_row(t.b, t.first + r / group_, query_head);
+      const float factor = finish_of(query_head, state.m[r], state.l[r]);
+      for (int64_t i = 0; i < p_.head_size; i++) out[i] = state.o[r * o_stride_ + i] * factor + 0.0f;
     }
   }
 
@@ -373,11 +429,10 @@ class Attention {
     return carry / (l * carry + std::exp(sink - top));
   }
 
-  void accumulate(int64_t b, int64_t kv_head, int64_t first, int64_t rows, const Range& keys,
-                  const Workspace& w) const {
-    const AttentionSequence& s = a_.sequences[static_cast<size_t>(b)];
+  void accumulate(const Tile& tile, const Range& keys, const Workspace& w, const State& state) const {
+    const AttentionSequence& s = a_.sequences[static_cast<size_t>(tile.b)];
+    const int64_t rows = tile.rows;
     AttentionBlockFunction* const run_block = rows <= kAttentionFewRows ? few_rows_ : tile_;
-    const int64_t step = splits_ > 1 || rows <= kSplitRows ? kRowKeys : kTileKeys;
     AttentionBlockArgs block{};
     block.q = w.q;
     block.kv_stride = s.cache.row_stride;
@@ -387,56 +442,30 @@ class Attention {
     block.hi = w.hi;
     block.softcap = p_.softcap;
     if (a_.bias.data != nullptr) block.bias = w.bias;
-    block.m = w.m;
-    block.l = w.l;
-    block.o = w.o;
+    block.m = state.m;
+    block.l = state.l;
+    block.o = state.o;
     block.o_stride = o_stride_;
     block.scratch = w.block;
-    // Blocks start at multiples of `step` whatever the window is.
-    for (int64_t at = keys.first / step * step; at < keys.end; at += step) {
-      const int64_t count = std::min(step, keys.end - at);
+    // Blocks start at multiples of their length whatever the window is.
+    for (int64_t at = keys.first / kBlockKeys * kBlockKeys; at < keys.end; at += kBlockKeys) {
+      const int64_t count = std::min(kBlockKeys, keys.end - at);
       for (int64_t r = 0; r < rows; r++) {
-        const Range range = seen(s, first + r / group_);
+        const Range range = seen(s, tile.first + r / group_);
         w.lo[r] = static_cast<int32_t>(std::clamp<int64_t>(range.first - at, 0, count));
         w.hi[r] = static_cast<int32_t>(std::clamp<int64_t>(range.end - at, 0, count));
       }
       for (int64_t r = 0; a_.bias.data != nullptr && r < rows; r++) {
-        w.bias[r] = a_.bias.data + b * a_.bias.batch_stride + (kv_head * group_ + r % group_) * a_.bias.head_stride +
-                    (first + r / group_) * a_.bias.token_stride + at;
+        w.bias[r] = a_.bias.data + tile.b * a_.bias.batch_stride +
+                    (tile.kv_head * group_ + r % group_) * a_.bias.head_stride +
+                    (tile.first + r / group_) * a_.bias.token_stride + at;
       }
-      block.k = row_of(s.cache.keys, s, kv_head, at);
-      block.v = row_of(s.cache.values, s, kv_head, at);
-      block.k_scale = scale_of(s.cache.key_scales, s, kv_head, at);
-      block.v_scale = scale_of(s.cache.value_scales, s, kv_head, at);
+      block.k = row_of(s.cache.keys, s, tile.kv_head, at);
+      block.v = row_of(s.cache.values, s, tile.kv_head, at);
+      block.k_scale = scale_of(s.cache.key_scales, s, tile.kv_head, at);
+      block.v_scale = scale_of(s.cache.value_scales, s, tile.kv_head, at);
       block.keys = static_cast<int32_t>(count);
       run_block(block);
-    }
-  }
-
-  // Partial results of the splits of one KV head, in the order of the context. Only for a single tile.
-  void merge(int64_t head) {
-    const int64_t b = head / p_.kv_heads;
-    for (int64_t r = 0; r < p_.tokens * group_; r++) {
-      const auto state = [&](int64_t split) {
-        Workspace w{};
-        set_state(w, partial_ + (head * splits_ + split) * partial_floats());
-        return w;
-      };
-      float top = -std::numeric_limits<float>::infinity();
-      for (int64_t i = 0; i < splits_; i++) top = std::max(top, state(i).m[r]);
-      const float base = std::isinf(top) && top < 0 ? 0 : top;
-      float sum = 0;
-      const int64_t query_head = head % p_.kv_heads * group_ + r % group_;
-      float* out = out_row(b, r / group_, query_head);
-      std::fill_n(out, p_.head_size, 0.0f);
-      for (int64_t i = 0; i < splits_; i++) {
-        const Workspace w = state(i);
-        const float weight = std::exp(w.m[r] - base);
-        sum += weight * w.l[r];
-        for (int64_t j = 0; j < p_.head_size; j++) out[j] += weight * w.o[r * o_stride_ + j];
-      }
-      const float factor = finish_of(query_head, top, sum);
-      for (int64_t j = 0; j < p_.head_size; j++) out[j] *= factor;
     }
   }
 
@@ -451,13 +480,16 @@ class Attention {
   AttentionBlockFunction* tile_;
   AttentionBlockFunction* few_rows_;
   AttentionStoreFunction* store_;  // null where rows are kept as they are
+  AttentionMergeFunction* merge_;
   AttentionRotateFunction* rotate_;
   int32_t group_;        // query heads of a KV head
   int64_t tile_tokens_;  // tokens of a tile
   int64_t tiles_;
   int64_t rows_;  // of the largest tile
   int64_t o_stride_;
-  int64_t splits_ = 1;  // more than one only with a single tile
+  int64_t split_keys_;
+  int64_t splits_;           // of the longest context
+  int64_t split_tasks_ = 1;  // all splits or one; more than one only with a single tile
   float* scratch_ = nullptr;
   float* partial_ = nullptr;
 };
@@ -467,7 +499,7 @@ class Attention {
 std::span<const VariantInfo> gqa_attention_variants() { return kVariants; }
 
 int64_t attention_block_scratch_floats(int64_t rows, int64_t d) {
-  return rows * kAttentionMaxKeys + kAttentionMaxKeys * (d + round_up<int64_t>(d, kAttentionColumnPad)) + rows;
+  return rows * kAttentionMaxKeys + rows * d / 2 + kAttentionMaxKeys * (d + round_up<int64_t>(d, kAttentionColumnPad));
 }
 
 Result<void> attention(const Context& ctx, const AttentionParams& params, const AttentionArgs& args,

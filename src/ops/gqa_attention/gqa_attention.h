@@ -29,11 +29,13 @@ namespace quern::ops {
 // weight (values): no element is ever scaled.
 //
 // The past rows [0, past) are read where they are; rows from `valid` on are never read as numbers and may hold
-// anything. Class close: variants differ by rounding; for one variant the bits depend neither on the thread count nor
-// on what else is in the batch. Rows are appended with the same bits by every variant. Tolerance of out for inputs of
-// unit variance: 2e-5 absolute (float sums of D and of n terms, exponential within 1.5e-7 relative), for every type of
-// rows. No score matrix exists beyond a tile a worker (96 rows by 64 keys, or the rows of few tokens by 128). A pass of
-// S tokens and S passes of one token agree within the same tolerance.
+// anything. Class close: variants differ by rounding; for one instruction set the bits of a row of out depend on its
+// query, the rows that it sees and the params alone, not on threads, batch or the number of tokens: a pass of S tokens
+// and S passes of one token give the same bits (of a NaN, that it is one). Rows are appended with the same bits by
+// every variant. Tolerance of out for inputs of unit variance: 2e-5 absolute (float sums of D and of n terms,
+// exponential within 1.5e-7 relative), for every type of rows; 1e-2 where bf16 rows meet queries and weights that are
+// rounded to bf16 (avx512bf16, see AttentionBlockArgs). No score matrix exists beyond a tile a worker (96 rows
+// by 128 keys, or the rows of few tokens by as many).
 //
 // What keeping rows in a type costs: a value row is off by at most 2^-11 (f16), 2^-8 (bf16) of each element or half an
 // i8 step, amax / 254, of the row; out, a mean of rows, by no more, and by |x[t]'s error| * spread of the values from

@@ -30,13 +30,15 @@ struct Brain {
 // without the factors where the element type has no scales. Rows with hi[r] <= lo[r] keep their state. Initial state:
 // m = -infinity, l = 0, o = 0; the result is o / l. Keys and values that a row does not see never reach that row,
 // whatever they hold (NaN too). Elements are converted exactly, a tile at a time; scales never meet single elements.
+// Brain variants of avx512bf16 round q and the weights of v[t] (not those in l) to bfloat16, to the nearest, ties to
+// even, subnormals to 0, and add the exact products of two elements, or of two keys from an even one on, at a time.
 struct AttentionBlockArgs {
   const float* q;  // [rows][d], scaled (and rotated)
   const void* k;   // key t at element t * kv_stride; float, Half, Brain or int8_t, as the kernel's name says
   const void* v;
   const float* k_scale;  // [keys] for int8_t, unread otherwise
   const float* v_scale;
-  int64_t kv_stride;  // elements
+  int64_t kv_stride;  // elements, an even number
   int32_t rows;
   int32_t d;     // a multiple of 8
   int32_t keys;  // at most kAttentionMaxKeys
@@ -49,6 +51,20 @@ struct AttentionBlockArgs {
   float* o;          // [rows][o_stride]; the columns from d on are padding without meaning
   int64_t o_stride;  // d rounded up to kAttentionColumnPad
   float* scratch;    // 64-byte aligned, attention_block_scratch_floats(rows, d) floats
+};
+
+// Joins two states over different keys: m' = max(m, part_m), l = l * exp(m - m') + part_l * exp(part_m - m'), o alike
+// with whole rows of o_stride floats, m = m'; m' is taken as 0 in the exponents while it is -infinity. A state that has
+// seen no key changes no number.
+struct AttentionMergeArgs {
+  int32_t rows;
+  int64_t o_stride;
+  float* m;
+  float* l;
+  float* o;
+  const float* part_m;
+  const float* part_l;
+  const float* part_o;
 };
 
 // y[h] = scale * rotate(x[h]) for `heads` heads of one token. The first `rotary` elements (even) rotate, the rest is
@@ -84,10 +100,11 @@ struct AttentionStoreArgs {
 // The least amax of an int8_t row that is not taken as zero: below it 127 / amax comes near the end of float's range.
 inline constexpr float kAttentionLeastAmax = 0x1p-100f;
 
-// Scratch of a block call in floats: scores of all rows, both halves of a block rearranged, one factor a row.
+// Scratch of a block call in floats: scores of all rows, both halves of a block rearranged.
 int64_t attention_block_scratch_floats(int64_t rows, int64_t d);
 
 using AttentionBlockFunction = void(const AttentionBlockArgs&) noexcept;
+using AttentionMergeFunction = void(const AttentionMergeArgs&) noexcept;
 using AttentionRotateFunction = void(const AttentionRotateArgs&) noexcept;
 using AttentionStoreFunction = void(const AttentionStoreArgs&) noexcept;
 

@@ -120,6 +120,20 @@ void gqa_attention_store_i8_reference(const AttentionStoreArgs& a) noexcept {
   }
 }
 
+void gqa_attention_merge_reference(const AttentionMergeArgs& a) noexcept {
+  for (int32_t r = 0; r < a.rows; r++) {
+    const float top = a.part_m[r] > a.m[r] ? a.part_m[r] : a.m[r];
+    const double base = std::isinf(top) && top < 0 ? 0.0 : top;
+    const double carry = std::exp(a.m[r] - base);
+    const double weight = std::exp(a.part_m[r] - base);
+    a.m[r] = top;
+    a.l[r] = static_cast<float>(a.l[r] * carry + a.part_l[r] * weight);
+    for (int64_t i = r * a.o_stride; i < (r + 1) * a.o_stride; i++) {
+      a.o[i] = static_cast<float>(a.o[i] * carry + a.part_o[i] * weight);
+    }
+  }
+}
+
 void gqa_attention_rotate_reference(const AttentionRotateArgs& a) noexcept {
   const int32_t half = a.rotary / 2;
   for (int32_t h = 0; h < a.heads; h++) {

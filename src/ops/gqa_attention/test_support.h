@@ -127,6 +127,18 @@ struct Block {
     std::fill(hi.begin(), hi.end(), keys);
     reset();
   }
+  void round_queries() {
+    for (float& x : q.span()) {
+      char kept[sizeof(uint16_t)];
+      encode_row(DType::bf16, &x, 1, kept, nullptr);
+      x = static_cast<float>(decoded(DType::bf16, kept, 0, 1));
+    }
+  }
+  // Of bfloat16.
+  void drop_signs_of_values() {
+    char* at = v.data();
+    for (size_t i = 1; i < v.size() / 2 * 2; i += 2) at[i] = static_cast<char>(at[i] & 0x7F);
+  }
   void reset() {
     std::fill(m.begin(), m.end(), kLowest);
     std::fill(l.begin(), l.end(), 0.0f);

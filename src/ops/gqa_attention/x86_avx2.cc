@@ -17,6 +17,8 @@ struct Simd {
   static constexpr int32_t kLanes = 8;
   static constexpr int32_t kTileRows = 6;  // 12 accumulators of 16 registers
   static constexpr int32_t kSums = 8;
+  static constexpr int32_t kLeaves = 1;       // a load a product would be too many for two products a cycle
+  static constexpr int32_t kHeldVectors = 0;  // two rows of o do not fit into registers
 
   static V zero() { return _mm256_setzero_ps(); }
   static V set(float x) { return _mm256_set1_ps(x); }
@@ -42,11 +44,10 @@ struct Simd {
   static V max(V a, V b) { return _mm256_max_ps(a, b); }
   static V abs(V x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
   static V copy_sign(V size, V sign) { return _mm256_or_ps(abs(size), _mm256_and_ps(_mm256_set1_ps(-0.0f), sign)); }
-  static V round(V x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  // n is integral and at least -126 where the result is used.
-  static V scale_by_pow2(V x, V n) {
-    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-    return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+  // 2^n for n >= -126 in the last bits of x.
+  static V pow2(V x) {
+    const __m256i exponent = _mm256_add_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
   }
 
   // Lanes i with lo <= i < hi, for any lo and hi.
@@ -71,11 +72,21 @@ struct Simd {
     return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
   }
 
-  // Lane i is the sum of the lanes of x[i].
+  // Lane i is the sum of the lanes of x[i], in the order of generic_tile.h.
   static V reduce(const V (&x)[kSums]) {
     const V a = reduce_4(x[0], x[1], x[2], x[3]);
     const V b = reduce_4(x[4], x[5], x[6], x[7]);
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  }
+
+  // Of each run of n lanes the first `count` go to `to`, run after run `stride` apart. Masked stores take longer.
+  template <int32_t n>
+  static void spread(V x, int32_t count, float* to, int64_t stride) {
+    float lanes[kLanes];
+    store(lanes, x);
+    for (int32_t run = 0; run < kLanes / n; run++) {
+      for (int32_t i = 0; i < count; i++) to[run * stride + i] = lanes[run * n + i];
+    }
   }
 
   // x[0], x[0], x[1], x[1], ... of the lower half.
@@ -93,7 +104,11 @@ struct Simd {
   }
 };
 
+// clang-format off: the others build on the first.
 #include "ops/gqa_attention/generic.h"
+#include "ops/gqa_attention/generic_rotate.h"
+#include "ops/gqa_attention/generic_rows.h"
+#include "ops/gqa_attention/generic_tile.h"
 
 }  // namespace
 
@@ -105,6 +120,7 @@ void gqa_attention_rows_f32_avx2(const AttentionBlockArgs& a) noexcept { block_o
 void gqa_attention_rows_f16_avx2(const AttentionBlockArgs& a) noexcept { block_of_few_rows<Half>(a); }
 void gqa_attention_rows_bf16_avx2(const AttentionBlockArgs& a) noexcept { block_of_few_rows<Brain>(a); }
 void gqa_attention_rows_i8_avx2(const AttentionBlockArgs& a) noexcept { block_of_few_rows<int8_t>(a); }
+void gqa_attention_merge_f32_avx2(const AttentionMergeArgs& a) noexcept { merge_rows(a); }
 void gqa_attention_rotate_f32_avx2(const AttentionRotateArgs& a) noexcept { rotate_heads(a); }
 
 }  // namespace quern::ops

@@ -27,7 +27,7 @@ constexpr Variant<MatMulKernel> kVariants[] = {
 };
 
 constexpr VariantInfo kVariantInfos[] = {
-#define QUERN_KERNEL(isa, symbol) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol}, )
+#define QUERN_KERNEL(isa, symbol) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol, ""}, )
 #include "ops/matmul/kernels.inc"
 #undef QUERN_KERNEL
 };

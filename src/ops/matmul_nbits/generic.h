@@ -72,6 +72,21 @@ struct NBitsTile {
 inline constexpr int64_t kBytesAheadOneRow = 1280;
 inline constexpr int64_t kBytesAhead = 2560;
 
+// Tiles that share a panel from which it pays to write it with a byte for each code first, and the room for that.
+inline constexpr int64_t kExpandTiles = 8;
+inline constexpr int kExpandedBytes = 64 << 10;
+
+// `rows` <= 4 are left.
+template <class Kernel, int Panels>
+[[gnu::always_inline]] inline void tile_of_rows(const NBitsTile& t, int64_t rows) {
+  switch (rows) {
+    case 1: Kernel::template tile<1, Panels>(t); break;
+    case 2: Kernel::template tile<2, Panels>(t); break;
+    case 3: Kernel::template tile<3, Panels>(t); break;
+    default: Kernel::template tile<4, Panels>(t); break;
+  }
+}
+
 // Cuts the panels from `first` on into `Panels` equal stretches and walks those side by side: that many long streams
 // read memory faster than one (16 to 36 % on one thread). Returns the first panel that is left over.
 template <class Kernel, int Panels, int MaxRows>
@@ -86,8 +101,13 @@ int64_t walk_streams(const NBitsProductArgs& p, int64_t first) {
   t.panel_stride = length * w.panel_bytes;
   t.y_stride = p.y_stride;
   t.y_panel_stride = length * kNBitsPanel;
+  constexpr bool kMayExpand = MaxRows > 1 && Panels == 1 && Kernel::kExpands;
+  alignas(64) uint8_t expanded[kMayExpand ? kExpandedBytes : 1];
   for (int64_t g = first; g < first + length; g++) {
-    t.weights = w.data + g * w.panel_bytes;
+    const uint8_t* panel = w.data + g * w.panel_bytes;
+    bool expands = false;
+    if constexpr (kMayExpand) expands = tiles >= kExpandTiles && Kernel::expand(w, panel, expanded);
+    t.weights = expands ? expanded : panel;
     t.columns = w.columns - g * kNBitsPanel;
     // One tile of rows asks for its own panels some way ahead. Several share out the lines of the next panels, so that
     // the requests are spread over the whole time that the present panels take.
@@ -100,19 +120,16 @@ int64_t walk_streams(const NBitsProductArgs& p, int64_t first) {
       t.ahead = 0;
       if (tiles == 1) {
         t.ahead = p.row_count == 1 ? kBytesAheadOneRow : kBytesAhead;
-        t.prefetch = t.weights + t.ahead;
+        t.prefetch = panel + t.ahead;
       } else {
-        t.prefetch = t.weights + w.panel_bytes + i * lines * w.blocks * kNBitsLineBytes;
+        t.prefetch = panel + w.panel_bytes + i * lines * w.blocks * kNBitsLineBytes;
       }
       if constexpr (MaxRows == 1) {
         Kernel::template tile<1, Panels>(t);
+      } else if (kMayExpand && expands) {
+        if constexpr (kMayExpand) tile_of_rows<typename Kernel::Expanded, Panels>(t, p.row_count - row);
       } else {
-        switch (p.row_count - row) {
-          case 1: Kernel::template tile<1, Panels>(t); break;
-          case 2: Kernel::template tile<2, Panels>(t); break;
-          case 3: Kernel::template tile<3, Panels>(t); break;
-          default: Kernel::template tile<4, Panels>(t); break;
-        }
+        tile_of_rows<Kernel, Panels>(t, p.row_count - row);
       }
     }
   }

@@ -13,12 +13,52 @@ constexpr ScaleSelect<32> kSelect = scale_select<32>();  // of half a line
 // A panel is two halves of 8 columns. Block: 16, 32, or 0 for the longer ones.
 // Dot: kHalvesAtOnce, 1 where the sums of both would not fit the registers; Sum begin(total), Sum add(sum, codes u8,
 // activations s8), at most 8 times, and total end(total, sum), total being 8 x int32; kFromTotal: a Sum goes on where
-// the total is.
-template <class Dot, int Bits, int Block, bool HasZeros>
+// the total is; kExpands: it pays to expand 4-bit codes once for many rows.
+// Expanded_: 4-bit codes come a byte each, in lines like those of 8-bit codes.
+template <class Dot, int Bits, int Block, bool HasZeros, bool Expanded_ = false>
 struct Product256 {
   static constexpr int kOneRowPanels = 4;
   static constexpr int kTilePanels = 1;
   static int64_t row_block_bytes(int64_t block) { return block + 8; }
+
+  // The same product of panels that expand() wrote.
+  using Expanded = Product256<Dot, Bits, Block, HasZeros, true>;
+  static constexpr bool kExpands = Bits == 4 && Dot::kExpands && !Expanded_;
+
+  // Writes a panel with a byte for each code. Returns false where it would take more than kExpandedBytes.
+  static bool expand(const NBitsPanels& form, const uint8_t* panel, uint8_t* to) {
+    const int64_t lines = block_of(form) / (4 * kSteps) * kChunkLines;  // of codes, a block
+    if (form.panel_bytes + form.blocks * lines * kNBitsLineBytes > kExpandedBytes) return false;
+    const __m256i nibble = _mm256_set1_epi8(15);
+    const auto put = [&](__m256i v) __attribute__((always_inline)) {
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to), v);
+      to += 32;
+    };
+    const auto next = [&]() __attribute__((always_inline)) {
+      const __m256i v = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel));
+      panel += 32;
+      return v;
+    };
+    for (int64_t b = 0; b < form.blocks; b++) {
+      if (HasZeros && b % kZerosOfLine == 0) {
+        put(next());
+        put(next());
+      }
+      for (int64_t i = 0; i < lines; i++) {
+        const __m256i first = next();
+        const __m256i second = next();
+        put(_mm256_and_si256(first, nibble));
+        put(_mm256_and_si256(second, nibble));
+        put(_mm256_and_si256(_mm256_srli_epi16(first, 4), nibble));
+        put(_mm256_and_si256(_mm256_srli_epi16(second, 4), nibble));
+      }
+      if (!form.bf16_scales || b % 2 == 0) {
+        put(next());
+        put(next());
+      }
+    }
+    return true;
+  }
 
   template <int Rows, int Panels>
   static void tile(const NBitsTile& t) {
@@ -59,7 +99,8 @@ struct Product256 {
 
  private:
   static constexpr int kSteps = Block == 16 ? 4 : 8;  // of 4 k, to a chunk
-  static constexpr int kChunkLines = Bits == 4 ? kSteps / 2 : kSteps;
+  static constexpr bool kPacked = Bits == 4 && !Expanded_;
+  static constexpr int kChunkLines = kPacked ? kSteps / 2 : kSteps;
   static constexpr int kZerosOfLine = kNBitsLineBytes / kNBitsPanel;  // blocks
   static int64_t block_of(const NBitsPanels& form) { return Block == 0 ? form.block : Block; }
 
@@ -150,9 +191,9 @@ struct Product256 {
   // Half of the codes of step Step of a chunk, as bytes.
   template <int Step>
   [[gnu::always_inline]] static inline __m256i step_codes(const uint8_t* lines) {
-    const int line = Bits == 4 ? Step / 2 : Step;
+    const int line = kPacked ? Step / 2 : Step;
     const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lines + line * kNBitsLineBytes));
-    if constexpr (Bits == 8) {
+    if constexpr (!kPacked) {
       return v;
     } else {
       return _mm256_and_si256(Step % 2 == 0 ? v : _mm256_srli_epi16(v, 4), _mm256_set1_epi8(15));

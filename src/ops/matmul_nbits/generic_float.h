@@ -13,14 +13,15 @@ namespace quern::ops {
 namespace {
 
 // V has Float and Int (vectors), kLanes, kOneRowPanels, kTilePanels, kMaxSums (vectors of sums that registers hold; a
-// larger tile is done panel by panel), kEmbedsBroadcast (a multiply-add can broadcast its operand from memory),
-// kHasLookup (lookup<s>: (q - 8) * 2^s of the low 4 bits q of each lane) and the operations used below.
+// larger tile is done panel by panel), kHasLookup (lookup<s>: (q - 8) * 2^s of the low 4 bits q of each lane) and the
+// operations used below.
 template <class V, int Bits, int Chunk>
 struct FloatProduct {
   using Float = typename V::Float;
   using Int = typename V::Int;
   static constexpr int kOneRowPanels = V::kOneRowPanels;
   static constexpr int kTilePanels = V::kTilePanels;
+  static constexpr bool kExpands = false;
   static constexpr int kParts = kNBitsPanel / V::kLanes;  // vectors of a panel
   static constexpr int kPartBytes = V::kLanes * 4;
   static constexpr int kLaneCodes = 32 / Bits;
@@ -154,51 +155,33 @@ struct FloatProduct {
     static constexpr Constants kConstants = constants();
     const Constants* memory = &kConstants;
     asm("" : "+r"(memory));
-    const Int magic = V::ints(V::kEmbedsBroadcast ? kMagic : memory->magic);
+    const Int magic = V::ints(memory->magic);
     Line lines[kVectors];
     unrolled<kVectors>([&](auto j) __attribute__((always_inline)) {
       lines[j] = expand<kLookup>(V::load(weights + (j / kParts) * panel_stride + (j % kParts) * kPartBytes), magic);
     });
     unrolled<kLaneCodes>([&](auto i) __attribute__((always_inline)) {
       using C = Code<decltype(i)::value>;
-      if constexpr (V::kEmbedsBroadcast) {
-        unrolled<kVectors>([&](auto j) __attribute__((always_inline)) {
-          Float q;
-          if constexpr (Zeros) {
-            q = V::subtract(code_bits<C>(lines[j]), V::load_whole(middles + (j * kPowers + C::kPower) * V::kLanes));
-          } else {
-            q = value<C, kLookup>(lines[j]);
-          }
-          unrolled<Rows>([&](auto r) __attribute__((always_inline)) {
-            constexpr int kSum = decltype(r)::value * kVectors + decltype(j)::value;
-            sum[kSum] = V::multiply_add(V::floats(x[r * Chunk + i]), q, sum[kSum]);
-          });
-          // A broadcast inside the multiply-add is free on Zen 4, one of its own is not (4 rows x 2 panels: 92 instead
-          // of 80 % of the peak): a pointer of unknown value keeps the compiler from sharing one among the panels.
-          if constexpr (j + 1 < kVectors) asm("" : "+r"(x));
-        });
+      Float q[kVectors];
+      if constexpr (kLookup && C::kLookup) {
+        unrolled<kVectors>([&](auto j) __attribute__((always_inline)) { q[j] = lookup<C>(lines[j].raw); });
       } else {
-        Float q[kVectors];
         const Int mask = V::ints(memory->masks[i]);
         unrolled<kVectors>([&](auto j) __attribute__((always_inline)) {
           q[j] = V::as_floats(V::bit_and(C::kShifted ? lines[j].shifted : lines[j].in_place, mask));
         });
-        if constexpr (Zeros) {
-          unrolled<kVectors>([&](auto j) __attribute__((always_inline)) {
-            q[j] = V::subtract(q[j], V::load_whole(middles + (j * kPowers + C::kPower) * V::kLanes));
-          });
-        } else {
-          const Float middle = V::floats(memory->middles[i]);
-          unrolled<kVectors>([&](auto j) __attribute__((always_inline)) { q[j] = V::subtract(q[j], middle); });
-        }
-        unrolled<Rows>([&](auto r) __attribute__((always_inline)) {
-          const Float v = V::floats(x[r * Chunk + i]);
-          unrolled<kVectors>([&](auto j) __attribute__((always_inline)) {
-            constexpr int kSum = decltype(r)::value * kVectors + decltype(j)::value;
-            sum[kSum] = V::multiply_add(v, q[j], sum[kSum]);
-          });
+        const Float middle = V::floats(memory->middles[i]);
+        unrolled<kVectors>([&](auto j) __attribute__((always_inline)) {
+          q[j] = V::subtract(q[j], Zeros ? V::load_whole(middles + (j * kPowers + C::kPower) * V::kLanes) : middle);
         });
       }
+      unrolled<Rows>([&](auto r) __attribute__((always_inline)) {
+        const Float v = V::floats(x[r * Chunk + i]);
+        unrolled<kVectors>([&](auto j) __attribute__((always_inline)) {
+          constexpr int kSum = decltype(r)::value * kVectors + decltype(j)::value;
+          sum[kSum] = V::multiply_add(v, q[j], sum[kSum]);
+        });
+      });
     });
   }
 
@@ -212,7 +195,7 @@ struct FloatProduct {
   static constexpr int mask(int i) { return kMagic | ((1 << Bits) - 1) << power(i); }
   static constexpr float middle(int i) { return static_cast<float>((1 << 23) + (kZero << power(i))); }
 
-  // For 16 registers: read through a pointer of unknown value, each constant is loaded once for all vectors. Where the
+  // Read through a pointer of unknown value, each constant is loaded once for all vectors. Where the
   // compiler knows the values, it keeps some in registers and spills sums instead (AVX2, 128 rows: 4 bits 12.3 instead
   // of 13.0 ms, 8 bits 12.4 instead of 16.0).
   struct Constants {
@@ -235,8 +218,6 @@ struct FloatProduct {
     static constexpr bool kShifted = kPosition >= kFirstShifted;
     static constexpr int kS = power(I);
     static constexpr int kPower = kS / kPowerStep;
-    static constexpr int kMask = mask(I);
-    static constexpr float kMiddle = middle(I);
     // Both forms take two operations, but code 0 needs no shift before its look-up, and without `shifted` its OR is
     // spared. Look-ups for the other two codes measured no better.
     static constexpr bool kLookup = kPosition == 0 || kPosition >= kShift;
@@ -261,21 +242,14 @@ struct FloatProduct {
     return line;
   }
 
-  // (q - z0) * 2^s.
-  template <class C, bool Lookup>
-  [[gnu::always_inline]] static inline Float value(const Line& line) {
-    if constexpr (Lookup && C::kLookup) {
-      if constexpr (C::kPosition == 0) return V::template lookup<C::kS>(line.raw);
-      return V::template lookup<C::kS>(V::template shift_right<C::kPosition>(line.raw));
-    } else {
-      return V::subtract(code_bits<C>(line), V::floats(C::kMiddle));
-    }
-  }
-
-  // 2^23 + q * 2^s.
+  // (q - z0) * 2^s of the code in its lane.
   template <class C>
-  [[gnu::always_inline]] static inline Float code_bits(const Line& line) {
-    return V::as_floats(V::bit_and(C::kShifted ? line.shifted : line.in_place, V::ints(C::kMask)));
+  [[gnu::always_inline]] static inline Float lookup(Int raw) {
+    if constexpr (C::kPosition == 0) {
+      return V::template lookup<C::kS>(raw);
+    } else {
+      return V::template lookup<C::kS>(V::template shift_right<C::kPosition>(raw));
+    }
   }
 
   // zi of the formula.

@@ -53,7 +53,7 @@ constexpr Kernel kKernels[] = {
 };
 #undef QUERN_KERNEL
 
-#define QUERN_KERNEL(isa, symbol, role) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol}, )
+#define QUERN_KERNEL(isa, symbol, role) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol, #role}, )
 constexpr VariantInfo kVariants[] = {
 #include "ops/matmul_nbits/kernels.inc"
 };

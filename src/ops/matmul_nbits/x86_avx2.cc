@@ -21,6 +21,7 @@ struct DotAvx2<4> {
   using Sum = __m256i;
   static constexpr int kHalvesAtOnce = 2;
   static constexpr bool kFromTotal = false;
+  static constexpr bool kExpands = true;  // 128 rows: 3.29 instead of 3.49 ms on Zen 5
 
   [[gnu::always_inline]] static inline Sum begin(__m256i /*total*/) { return _mm256_setzero_si256(); }
   [[gnu::always_inline]] static inline Sum add(Sum sum, __m256i codes, __m256i x) { return add_nibbles(sum, codes, x); }
@@ -37,6 +38,7 @@ struct DotAvx2<8> {
   };
   static constexpr int kHalvesAtOnce = 1;
   static constexpr bool kFromTotal = false;
+  static constexpr bool kExpands = false;
 
   [[gnu::always_inline]] static inline Sum begin(__m256i /*total*/) {
     return {_mm256_setzero_si256(), _mm256_setzero_si256()};

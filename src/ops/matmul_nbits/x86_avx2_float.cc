@@ -61,7 +61,6 @@ struct Vector256 {
   static constexpr int kOneRowPanels = 3;
   static constexpr int kTilePanels = 2;
   static constexpr int kMaxSums = 8;
-  static constexpr bool kEmbedsBroadcast = false;
   static constexpr bool kHasLookup = false;
 
   static Float zero() { return _mm256_setzero_ps(); }

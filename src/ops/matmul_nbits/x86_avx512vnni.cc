@@ -175,6 +175,7 @@ template <int Bits, int Block, bool HasZeros>
 struct Product512 {
   static constexpr int kOneRowPanels = 4;
   static constexpr int kTilePanels = Block == 16 ? 1 : 2;
+  static constexpr bool kExpands = false;
   static int64_t row_block_bytes(int64_t block) { return block + 8; }
 
   // The integer sums of a block wait in registers while the next block's are made: scaling them between those vpdpbusd

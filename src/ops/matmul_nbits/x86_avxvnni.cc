@@ -10,6 +10,7 @@ struct DotAvxVnni {
   using Sum = __m256i;  // 8 x int32
   static constexpr int kHalvesAtOnce = 2;
   static constexpr bool kFromTotal = true;
+  static constexpr bool kExpands = false;  // no gain: 2.7 ms either way for 128 rows on Zen 5
 
   [[gnu::always_inline]] static inline Sum begin(__m256i total) { return total; }
   [[gnu::always_inline]] static inline Sum add(Sum sum, __m256i codes, __m256i x) {

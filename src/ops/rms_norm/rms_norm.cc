@@ -26,7 +26,7 @@ constexpr Variant<RmsNormKernel> kVariants[] = {
 };
 
 constexpr VariantInfo kVariantInfos[] = {
-#define QUERN_KERNEL(isa, symbol) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol}, )
+#define QUERN_KERNEL(isa, symbol) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol, ""}, )
 #include "ops/rms_norm/kernels.inc"
 #undef QUERN_KERNEL
 };

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 #include "base/error.h"
 #include "ops/context.h"
+#include "ops/registry.h"
 #include "ops/tensor.h"
 
 namespace quern::ops {
@@ -41,6 +43,12 @@ struct RmsNormArgs {
 
 // Errors: bad_request for params outside of the contract. `where` is the place for errors.
 Result<void> rms_norm(const Context& ctx, const RmsNormParams& params, const RmsNormArgs& args, std::string_view where);
+
+// One operator for `add`, z = a + b of float32 as ONNX Add defines it, and `norm`, a SimplifiedLayerNormalization of z:
+// inputs a, b and gamma, outputs the normalised rows and z (which may be absent), each with the bits that the two give
+// one after the other. Takes both. Null, and both stay, where `norm` is another operator or normalises more than the
+// last dimension.
+std::unique_ptr<Operator> make_add_norm(std::unique_ptr<Operator>& add, std::unique_ptr<Operator>& norm);
 
 // Symbol of the variant that rms_norm() uses under these features.
 std::string_view rms_norm_variant(const cpu::Features& features);

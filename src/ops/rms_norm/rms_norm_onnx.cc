@@ -54,6 +54,7 @@ class SimplifiedLayerNorm final : public Operator {
   bool accepts_rows(int input) const override { return input == 0 && axis_ == -1; }
   bool may_share(int input, int output) const override { return input == 0 && output == 0; }
   bool row_wise() const override { return axis_ == -1; }
+  bool last_dimension() const { return axis_ == -1; }
 
   Result<void> resolve(const ResolveArgs& args) const override {
     const Shape& x = args.in[0].shape;
@@ -83,7 +84,11 @@ class SimplifiedLayerNorm final : public Operator {
   }
 
   Result<void> run(const Context& ctx, std::span<const Tensor> in, std::span<const Tensor> out) const override {
-    const Tensor& x = in[0];
+    return run(ctx, in[0], in[1], out[0], nullptr, nullptr);
+  }
+  // y = norm(x), or norm(x + skip) for a `skip` of x's shape; the sum goes to `residual` where that is not null.
+  Result<void> run(const Context& ctx, const Tensor& x, const Tensor& gamma, const Tensor& y, const float* skip,
+                   float* residual) const {
     if (x.shape.checked_elements() == 0) return {};
     const int axis = first_axis(x.shape);
     RmsNormParams params;
@@ -94,12 +99,15 @@ class SimplifiedLayerNorm final : public Operator {
     RmsNormArgs args;
     args.x = x.as<const float>();
     args.x_layout = x.contiguous ? RowLayout{1, 0, params.n} : x.layout;
-    args.gamma = payload(gamma_, in[1]);
-    args.y = out[0].as<float>();
+    args.gamma = payload(gamma_, gamma);
+    args.skip = skip;
+    params.skip_rows = params.rows;
+    args.y = y.as<float>();
+    args.residual = residual;
     const cpu::Arena::Scope scope(*ctx.scratch);
-    if (in[1].elements() != params.n) {
+    if (gamma.elements() != params.n) {
       QUERN_TRY(float* expanded, ctx.scratch->take<float>(static_cast<size_t>(params.n)));
-      expand_gamma(x.shape, axis, in[1].shape, args.gamma, {expanded, static_cast<size_t>(params.n)});
+      expand_gamma(x.shape, axis, gamma.shape, args.gamma, {expanded, static_cast<size_t>(params.n)});
       args.gamma = expanded;
     }
     return rms_norm(ctx, params, args, where_);
@@ -127,6 +135,49 @@ class SimplifiedLayerNorm final : public Operator {
   float epsilon_;
   std::vector<float> gamma_;
   std::string_view variant_;
+};
+
+// An Add and the SimplifiedLayerNorm that reads it.
+class AddNorm final : public Operator {
+ public:
+  AddNorm(std::unique_ptr<Operator> add, std::unique_ptr<Operator> norm)
+      : add_(std::move(add)), norm_(std::move(norm)), layer_norm_(static_cast<const SimplifiedLayerNorm&>(*norm_)) {}
+
+  DType output_dtype(int) const override { return DType::f32; }
+  std::string_view variant() const override { return norm_->variant(); }
+  // Either output may take the storage of either addend; they never get the same one.
+  bool may_share(int input, int) const override { return input <= 1; }
+
+  Result<void> resolve(const ResolveArgs& args) const override {
+    QUERN_TRY_VOID(add_->resolve({args.in.first(2), {}, args.out.subspan(1, 1), {}, {}}));
+    const Tensor in[] = {tensor(args.out[1], nullptr), args.in[2]};
+    return norm_->resolve({in, {}, args.out.first(1), {}, {}});
+  }
+
+  Result<void> run(const Context& ctx, std::span<const Tensor> in, std::span<const Tensor> out) const override {
+    if (in[0].shape == in[1].shape) {
+      return layer_norm_.run(ctx, in[0], in[2], out[0], in[1].as<const float>(), out[1].as<float>());
+    }
+    // One addend repeats: the sum is made first.
+    Tensor z = tensor(out[0].shape, out[1].data);
+    const cpu::Arena::Scope scope(*ctx.scratch);
+    if (!out[1].present) {
+      QUERN_TRY(z.data, ctx.scratch->take<float>(static_cast<size_t>(z.elements())));
+    }
+    QUERN_TRY_VOID(add_->run(ctx, in.first(2), {&z, 1}));
+    return layer_norm_.run(ctx, z, in[2], out[0], nullptr, nullptr);
+  }
+
+ private:
+  static Tensor tensor(const Shape& shape, void* data) {
+    Tensor t;
+    t.shape = shape;
+    t.data = data;
+    return t;
+  }
+
+  std::unique_ptr<Operator> add_, norm_;
+  const SimplifiedLayerNorm& layer_norm_;
 };
 
 class SkipSimplifiedLayerNorm final : public Operator {
@@ -201,6 +252,12 @@ class SkipSimplifiedLayerNorm final : public Operator {
 };
 
 }  // namespace
+
+std::unique_ptr<Operator> make_add_norm(std::unique_ptr<Operator>& add, std::unique_ptr<Operator>& norm) {
+  const auto* known = dynamic_cast<const SimplifiedLayerNorm*>(norm.get());
+  if (known == nullptr || !known->last_dimension()) return nullptr;
+  return std::make_unique<AddNorm>(std::move(add), std::move(norm));
+}
 
 Result<std::unique_ptr<Operator>> make_simplified_layer_norm(const NodeView& node, const PrepareContext& ctx) {
   QUERN_TRY_VOID(refuse_output(node, 1, "inv_std_var"));

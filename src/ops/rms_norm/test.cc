@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every variant of rms_norm against the reference, the reference against golden vectors, and both ONNX adapters.
+// Every variant of rms_norm against the reference, the reference against golden vectors, and both ONNX adapters. Over
+// 600 lines because a room has one test file.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <limits>
 #include <memory>
 
+#include "ops/elementwise/elementwise.h"
 #include "ops/kernel_list.h"
 #include "ops/rms_norm/kernels.h"
 #include "ops/rms_norm/rms_norm.h"
@@ -18,6 +20,7 @@
 namespace quern::ops {
 Result<std::unique_ptr<Operator>> make_simplified_layer_norm(const NodeView& node, const PrepareContext& ctx);
 Result<std::unique_ptr<Operator>> make_skip_simplified_layer_norm(const NodeView& node, const PrepareContext& ctx);
+Result<std::unique_ptr<Operator>> make_add(const NodeView& node, const PrepareContext& ctx);  // of another room
 #define QUERN_KERNEL(isa, symbol) QUERN_ISA_LINE_##isa(void symbol(const RmsNormKernelArgs& k) noexcept;)
 #include "ops/rms_norm/kernels.inc"
 #undef QUERN_KERNEL
@@ -483,6 +486,120 @@ TEST(SkipSimplifiedLayerNorm, ResolveAndRunAllocateNothing) {
   const auto z = broadcast.run(machine);
   ASSERT_TRUE(z.ok());
   EXPECT_EQ(support::allocations_in([&] { EXPECT_TRUE(broadcast.run_again(machine).ok()); }), 0);
+}
+
+// Operators as their nodes have them, each run on its own and as one.
+class AddNormTest : public testing::Test {
+ protected:
+  static std::unique_ptr<Operator> add() {
+    OneNode node(&make_add, "Add");
+    node.input(tensor<float>({1}, {0})).input(tensor<float>({1}, {0})).outputs(1);
+    return std::move(node.prepare()).value();
+  }
+  static std::unique_ptr<Operator> norm(int64_t axis = -1) {
+    auto node = simplified();
+    node.attribute("axis", axis)
+        .attribute("epsilon", 1e-6f)
+        .input(tensor<float>({1, 8}, kX))
+        .input(tensor<float>({8}, kGamma));
+    return std::move(node.prepare()).value();
+  }
+  // Outputs of an operator on `in`; those past `present` are left out.
+  std::vector<std::vector<float>> run(const Operator& op, const std::vector<Tensor>& in, size_t outputs,
+                                      size_t present) {
+    std::vector<Shape> shapes(outputs);
+    std::vector<IntValues> values(outputs), known(in.size());
+    std::vector<View> views(outputs);
+    const auto resolved = op.resolve({in, known, shapes, values, views});
+    EXPECT_TRUE(resolved.ok());
+    std::vector<support::OwnedTensor> y;
+    std::vector<Tensor> out;
+    for (size_t j = 0; j < outputs; j++) {
+      y.emplace_back(DType::f32, shapes[j]);
+      out.push_back(j < present ? y.back().view() : Tensor{});
+      out.back().present = j < present;
+    }
+    EXPECT_TRUE(op.run(machine.context, in, out).ok());
+    std::vector<std::vector<float>> results;
+    for (size_t j = 0; j < present; j++) results.push_back(y[j].values<float>());
+    return results;
+  }
+
+  Machine machine{2};
+};
+
+TEST_F(AddNormTest, GivesTheBitsOfTheAdditionAndTheNorm) {
+  auto first = add(), second = norm();
+  const auto joint = make_add_norm(first, second);
+  ASSERT_NE(joint, nullptr);
+  EXPECT_EQ(first, nullptr);
+  EXPECT_EQ(second, nullptr);
+  const auto sum = add(), layer_norm = norm();
+  Random random(6);
+  const std::vector<std::pair<Shape, Shape>> shapes{{{2, 3, 8}, {2, 3, 8}},
+                                                    {{40, 1024}, {40, 1024}},
+                                                    {{5}, {5}},
+                                                    {{1, 2, 3, 8}, {1, 2, 3, 8}},
+                                                    {{2, 3, 8}, {3, 8}},
+                                                    {{8}, {4, 8}},
+                                                    {{3, 1}, {1, 8}},
+                                                    {{0, 8}, {0, 8}},
+                                                    {{0, 8}, {8}}};
+  for (const auto& [a, b] : shapes) {
+    support::OwnedTensor x(DType::f32, a), skip(DType::f32, b);
+    random.fill_normal({x.view().as<float>(), static_cast<size_t>(a.elements())});
+    random.fill_normal({skip.view().as<float>(), static_cast<size_t>(b.elements())});
+    const Shape z_shape = *broadcast_shape(a, b, "");
+    support::OwnedTensor gamma(DType::f32, {z_shape.back()});
+    random.fill_normal({gamma.view().as<float>(), static_cast<size_t>(z_shape.back())});
+    const auto z = run(*sum, {x.view(), skip.view()}, 1, 1)[0];
+    const auto z_tensor = tensor<float>(z_shape, z);
+    const auto y = run(*layer_norm, {z_tensor.view(), gamma.view()}, 1, 1)[0];
+    const std::vector<Tensor> in{x.view(), skip.view(), gamma.view()};
+    EXPECT_EQ(run(*joint, in, 2, 2), (std::vector<std::vector<float>>{y, z})) << a.to_string() << b.to_string();
+    EXPECT_EQ(run(*joint, in, 2, 1), std::vector<std::vector<float>>{y}) << a.to_string() << b.to_string();
+  }
+}
+
+TEST_F(AddNormTest, TakesNoOtherOperators) {
+  auto first = add(), other = add(), wide = norm(0);
+  EXPECT_EQ(make_add_norm(first, other), nullptr);
+  EXPECT_EQ(make_add_norm(first, wide), nullptr) << "normalises more than the last dimension";
+  EXPECT_NE(first, nullptr);
+  EXPECT_NE(other, nullptr);
+  EXPECT_NE(wide, nullptr);
+}
+
+TEST_F(AddNormTest, RefusesWhatItsNodesRefuse) {
+  auto first = add(), second = norm();
+  const auto joint = make_add_norm(first, second);
+  const auto refusal = [&](const Shape& a, const Shape& b, const Shape& gamma) {
+    std::vector<Tensor> in(3);
+    in[0].shape = a;
+    in[1].shape = b;
+    in[2].shape = gamma;
+    std::vector<Shape> shapes(2);
+    std::vector<IntValues> values(2), known(3);
+    std::vector<View> views(2);
+    const auto resolved = joint->resolve({in, known, shapes, values, views});
+    return resolved.ok() ? std::string("accepted") : resolved.error().message();
+  };
+  EXPECT_EQ(refusal({2, 3}, {2}, {3}), "Add node 'n': shapes [2, 3] and [2] do not broadcast");
+  EXPECT_NE(refusal({2, 3}, {2, 3}, {2}).find("scale of shape [2]"), std::string::npos);
+  EXPECT_NE(refusal({2, 0}, {2, 0}, {1}).find("nothing to normalise"), std::string::npos);
+}
+
+TEST_F(AddNormTest, RunsWithoutAllocating) {
+  auto first = add(), second = norm();
+  const auto joint = make_add_norm(first, second);
+  const auto a = tensor<float>({2, 8}, std::vector<float>(16, 1)), b = tensor<float>({8}, kX);
+  const auto gamma = tensor<float>({8}, kGamma);
+  support::OwnedTensor y(DType::f32, {2, 8});
+  Tensor absent;
+  absent.present = false;
+  const Tensor in[] = {a.view(), b.view(), gamma.view()}, out[] = {y.view(), absent};
+  ASSERT_TRUE(joint->run(machine.context, in, out).ok());
+  EXPECT_EQ(support::allocations_in([&] { EXPECT_TRUE(joint->run(machine.context, in, out).ok()); }), 0);
 }
 
 }  // namespace

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens per second against depth: a plot with one panel a thread count, and the same as a Markdown table."""
+import sys
+
+from compare.engines import LLAMA_FORMS, OTHERS, plotting
+
+LABELS = {"ort": "ONNX Runtime, tensors (fp32 cache)", "ort_shared": "ONNX Runtime, shared buffer (fp32 cache)",
+          "genai": "onnxruntime-genai (fp32 cache)", "llama": "llama.cpp Q4_0, another format (fp16 cache)",
+          "llama_plain": "llama.cpp Q4_0 without flash attention (fp16 cache)"}
+COLOURS = {"quern fp32": "tab:blue", "quern fp16": "tab:green", "ort": "tab:red", "ort_shared": "tab:orange", "genai": "tab:brown",
+           "llama": "tab:purple", "llama_plain": "tab:pink"}
+
+
+def curves(rows):
+    """{threads: {engine: {depth: (tokens/s, slow end, fast end)}}} of the decode rows with the most exact scales measured."""
+    decode = [r for r in rows if r["case"] == "decode"]
+    scales = "bf16" if any(r["scales"] == "bf16" for r in decode) else "fp32"
+    result = {}
+    chosen = sorted((r for r in decode if r["scales"] == scales), key=lambda r: (r["threads"], r["kv"], r["depth"]))
+    for engine in ("quern", *OTHERS):
+        for r in chosen:
+            engines = result.setdefault(r["threads"], {})
+            if r[f"{engine}_ms"] is not None:
+                name = f"quern {r['kv']}" if engine == "quern" else engine
+                low, high = r["spread"][engine]
+                engines.setdefault(name, {})[r["depth"]] = (1e3 / r[f"{engine}_ms"], 1e3 / high, 1e3 / low)
+    return result
+
+
+def label(name):
+    return LABELS.get(name, f"{name} cache")
+
+
+def print_table(rows):
+    for threads, engines in curves(rows).items():
+        depths = sorted({d for points in engines.values() for d in points})
+        print(f"\n| tokens/s, {threads} thread{'s' if threads > 1 else ''}, at depth | " + " | ".join(map(str, depths)) + " |")
+        print("|---" * (len(depths) + 1) + "|")
+        for name, points in engines.items():
+            print(f"| {label(name)} | " + " | ".join(f"{points[d][0]:.1f}" if d in points else "-" for d in depths) + " |")
+
+
+def draw(rows, path):
+    """Writes a PNG. Raises Absent where matplotlib cannot be installed."""
+    sys.path.append(str(plotting()))  # behind the interpreter's own packages
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = curves(rows)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels), 5.5), squeeze=False, layout="constrained")
+    for axis, (threads, engines) in zip(axes[0], panels.items()):
+        for name, points in engines.items():
+            depths = sorted(points)
+            middle = [points[d][0] for d in depths]
+            ends = [[points[d][0] - points[d][1] for d in depths], [points[d][2] - points[d][0] for d in depths]]
+            axis.errorbar(depths, middle, yerr=[[max(e, 0) for e in end] for end in ends], marker="o", capsize=3,
+                          linestyle="--" if name in LLAMA_FORMS else "-", color=COLOURS.get(name), label=label(name))
+        axis.set_xscale("symlog", base=2, linthresh=128)
+        ticks = sorted({d for points in engines.values() for d in points})
+        axis.set_xticks(ticks, map(str, ticks))
+        axis.set_ylim(bottom=0)
+        axis.set_title(f"{rows[0]['model']}, {threads} thread{'s' if threads > 1 else ''}")
+        axis.set_xlabel("tokens before the decoded one")
+        axis.set_ylabel("tokens per second: median, 10 to 90 %")
+        axis.grid(alpha=0.3)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2 * len(panels) - 1, fontsize=8)
+    figure.savefig(path, dpi=110)

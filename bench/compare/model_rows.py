@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of a measurement: one row a cell, cache type and form of scales, with every sample; and how rows are shown.
+
+Times are milliseconds: of one token (decode), of a prompt to its last row of logits (prefill), of loading a model and computing
+a prompt's first token (first_token). memory is the most resident memory of a whole run in MiB. ratio_X is X over quern: above 1,
+quern needs less.
+"""
+import dataclasses
+import json
+import statistics
+
+from compare.engines import FORMS, OTHERS
+from paired import kept_blocks, ratio_interval
+
+KEY = ("model", "scales", "kv", "case", "depth", "threads")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    case: str  # decode, prefill, memory or first_token
+    depth: int  # tokens before the decoded one, or of the prompt
+    kvs: tuple  # cache types of quern
+
+    @property
+    def whole(self):
+        """A run in a process of its own, instead of blocks in processes that stay."""
+        return self.case in ("memory", "first_token")
+
+    @property
+    def unit(self):
+        return "mb" if self.case == "memory" else "ms"
+
+
+def quantiles(values, *parts):
+    ordered = sorted(values)
+    return [round(ordered[round(part * (len(ordered) - 1))], 3) for part in parts]
+
+
+def row_of(cell, kv, ours, blocks, absent, footprint):
+    """`blocks`: [{"probe": GB/s or absent, engine: samples, "rss_mb": {engine: peak of its process so far}}]; `ours`: the engine
+    that is quern with this cache type; `footprint`: bytes that a decoded token must read, {"weights", "token"}."""
+    kept = kept_blocks([b["probe"] for b in blocks]) if "probe" in blocks[0] else range(len(blocks))
+    chosen = [blocks[i] for i in kept]
+    names = {"quern": ours} | {e: e for e in OTHERS if e in blocks[0]}
+    unit = cell.unit
+    row = {"kv": kv, "case": cell.case, "depth": cell.depth, "blocks": len(chosen), "discarded": len(blocks) - len(chosen)}
+    medians = {e: [statistics.median(b[key]) for b in chosen] for e, key in names.items()}
+    for engine in ("quern", *OTHERS):
+        row[f"{engine}_{unit}"] = round(statistics.median(medians[engine]), 3) if engine in medians else None
+    for other in OTHERS:
+        row[f"ratio_{other}"] = None
+        if other in medians:
+            median, low, high = ratio_interval([theirs / own for theirs, own in zip(medians[other], medians["quern"])])
+            row |= {f"ratio_{other}": round(median, 3), f"ratio_{other}_95": [round(low, 3), round(high, 3)]}
+    row["spread"] = {e: quantiles([s for b in chosen for s in b[key]], 0.1, 0.9) for e, key in names.items()}
+    if "probe" in blocks[0]:
+        row["probe_gbps"] = round(statistics.median(b["probe"] for b in chosen), 2)
+        row["probes"] = [b["probe"] for b in blocks]
+    if cell.case == "decode":
+        least = footprint["weights"] + (cell.depth + 1) * footprint["token"]
+        row["bytes_read"] = least
+        row["pct_floor"] = round(statistics.median(100 * least / b["probe"] / 1e6 / statistics.median(b[ours]) for b in chosen), 1)
+    row["rss_mb"] = {e: round(max(b["rss_mb"][key] for b in blocks)) for e, key in names.items()}
+    row["absent"] = absent
+    row["samples"] = {e: [[round(s, 4) for s in b[key]] for b in blocks] for e, key in names.items()}
+    return row
+
+
+def stored(path):
+    """The last row of each key in a file of results. Rows of older forms, without a cache type, are passed over."""
+    rows = {}
+    with open(path) as file:
+        for line in file:
+            row = json.loads(line)
+            if "kv" in row:
+                rows[tuple(row[k] for k in KEY)] = row
+    return list(rows.values())
+
+
+def number(value, digits=2):
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def print_rows(rows):
+    print(f"{'case':11} {'depth':>5} {'thr':>3} {'kv':5} {'scales':6} {'quern':>9} " + " ".join(f"{e:>10}" for e in OTHERS) +
+          "   times quern: " + " ".join(f"{e:>18}" for e in OTHERS) + "  % of floor")
+    for r in rows:
+        unit = "mb" if r["case"] == "memory" else "ms"
+        ratios = []
+        for e in OTHERS:
+            interval = r.get(f"ratio_{e}_95")
+            ratios.append(f"{r[f'ratio_{e}']:.2f} ({interval[0]:.2f}-{interval[1]:.2f})" if interval else "-")
+        print(f"{r['case']:11} {r['depth']:5} {r['threads']:3} {r['kv']:5} {r['scales']:6} {number(r[f'quern_{unit}']):>9} " +
+              " ".join(f"{number(r[f'{e}_{unit}']):>10}" for e in OTHERS) + "                " +
+              " ".join(f"{t:>18}" for t in ratios) + f"  {number(r.get('pct_floor'), 0):>5}")
+
+
+def print_notes(rows):
+    print()
+    for name, form in FORMS.items():
+        print(f"{name:10} {form}")
+    for name, reason in sorted({(n, reason) for r in rows for n, reason in r["absent"].items()}):
+        print(f"absent: {name}: {reason}")
+    for commit in sorted({r["machine"]["commit"] + ", " + r["machine"]["cpu"] + ", " + r["machine"]["date"] for r in rows}):
+        print(f"measured: {commit}")

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Owns what an interrupt (Ctrl-C, SIGINT) does to the program: it ends at once, or raises a flag where somebody looks
+// at one. Either way the exit code says so and nothing else does. Does not own what a command leaves behind then.
+#pragma once
+
+#include "engine/generation.h"
+
+namespace quern::cli {
+
+// 128 + SIGINT, as shells report it.
+inline constexpr int kExitInterrupted = 130;
+
+// From here on an interrupt ends the program at once, with kExitInterrupted.
+void watch_interrupts();
+
+// From here on the first interrupt raises the flag that is returned, and the second ends the program. The flag begins
+// lowered.
+engine::CancelFlag answer_interrupts();
+// Interrupts end the program at once again.
+void leave_on_interrupts();
+
+}  // namespace quern::cli

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// Both directions run every byte through one streaming hash.
+#include "model/state_file.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+
+#include "base/quote_name.h"
+
+namespace quern::model {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kMagic = "QUERNST1";
+constexpr uint32_t kLargestFacts = 1 << 20;
+
+struct FreeHash {
+  void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
+};
+using Hash = std::unique_ptr<XXH3_state_t, FreeHash>;
+
+Hash new_hash() {
+  Hash hash(XXH3_createState());
+  QUERN_CHECK(hash != nullptr && XXH3_64bits_reset(hash.get()) == XXH_OK, "a hash state");
+  return hash;
+}
+
+template <class T>
+std::span<const std::byte> bytes_of(const T& value) {
+  return std::as_bytes(std::span<const T>(&value, 1));
+}
+
+Error io_error(const fs::path& path, std::string_view what) {
+  return {Errc::io, fmt::format("{}: {}", what, std::strerror(errno)), path_place(path.string())};
+}
+
+// The file that `path` names, through links. Only what is not there yet or a regular file is replaced.
+Result<fs::path> target_of(const fs::path& path) {
+  std::error_code failed;
+  constexpr int kMostLinks = 40;
+  fs::path target = path;
+  for (int links = 0; fs::is_symlink(fs::symlink_status(target, failed)); links++) {
+    if (links == kMostLinks) return Error{Errc::io, "leads through too many links", path_place(path.string())};
+    target = target.parent_path() / fs::read_symlink(target, failed);
+  }
+  const fs::file_status status = fs::status(target, failed);
+  if (!path.has_filename() || (fs::exists(status) && !fs::is_regular_file(status))) {
+    return Error{Errc::io, "is not a regular file", path_place(path.string())};
+  }
+  return target;
+}
+
+}  // namespace
+
+// ---- writing ----
+
+struct StateFileWriter::File {
+  fs::path path;
+  fs::path part;
+  std::FILE* stream = nullptr;
+  Hash hash = new_hash();
+
+  ~File() {
+    if (stream == nullptr) return;
+    std::fclose(stream);
+    std::error_code ignored;
+    fs::remove(part, ignored);
+  }
+};
+
+StateFileWriter::StateFileWriter(std::unique_ptr<File> file) : file_(std::move(file)) {}
+StateFileWriter::StateFileWriter(StateFileWriter&&) noexcept = default;
+StateFileWriter& StateFileWriter::operator=(StateFileWriter&&) noexcept = default;
+StateFileWriter::~StateFileWriter() = default;
+
+Result<StateFileWriter> StateFileWriter::create(const fs::path& path, const StateFileHead& head) {
+  auto file = std::make_unique<File>();
+  QUERN_TRY(file->path, target_of(path));
+  // A name that nobody else has: other threads, and runs that were killed before they could remove theirs.
+  std::string part = file->path.string() + ".XXXXXX.part";
+  const int descriptor = ::mkstemps(part.data(), 5);
+  if (descriptor < 0) return io_error(path, "a file beside it cannot be created");
+  file->part = part;
+  file->stream = ::fdopen(descriptor, "wb");
+  QUERN_CHECK(file->stream != nullptr, "a stream over a descriptor that was just opened for writing");
+  StateFileWriter writer(std::move(file));
+  const std::string facts = head.facts.dump();
+  const auto facts_bytes = static_cast<uint32_t>(facts.size());
+  const auto ids = static_cast<uint64_t>(head.ids.size());
+  QUERN_TRY_VOID(writer.write(std::as_bytes(std::span(kMagic))));
+  QUERN_TRY_VOID(writer.write(bytes_of(facts_bytes)));
+  QUERN_TRY_VOID(writer.write(std::as_bytes(std::span(facts))));
+  QUERN_TRY_VOID(writer.write(bytes_of(ids)));
+  QUERN_TRY_VOID(writer.write(std::as_bytes(std::span(head.ids))));
+  return writer;
+}
+
+Result<void> StateFileWriter::write(std::span<const std::byte> bytes) {
+  if (bytes.empty()) return {};
+  XXH3_64bits_update(file_->hash.get(), bytes.data(), bytes.size());
+  if (std::fwrite(bytes.data(), 1, bytes.size(), file_->stream) == bytes.size()) return {};
+  return io_error(file_->part, "cannot be written");
+}
+
+Result<void> StateFileWriter::finish() {
+  const uint64_t sum = XXH3_64bits_digest(file_->hash.get());
+  const bool written = std::fwrite(&sum, sizeof sum, 1, file_->stream) == 1 && std::fflush(file_->stream) == 0 &&
+                       ::fsync(::fileno(file_->stream)) == 0;
+  if (!written) return io_error(file_->part, "cannot be written");
+  if (std::rename(file_->part.c_str(), file_->path.c_str()) != 0) {
+    return io_error(file_->path, fmt::format("cannot be put in place of {}", file_->part.string()));
+  }
+  std::fclose(std::exchange(file_->stream, nullptr));
+  return {};
+}
+
+// ---- reading ----
+
+struct StateFileReader::File {
+  fs::path path;
+  std::FILE* stream = nullptr;
+  uint64_t size = 0;
+  uint64_t at = 0;
+  Hash hash = new_hash();
+  StateFileHead head;
+
+  ~File() {
+    if (stream != nullptr) std::fclose(stream);
+  }
+  Error refuse(std::string what) const { return bad_request(fmt::format("{}@{}", path.string(), at), std::move(what)); }
+  uint64_t left() const { return size - at; }
+};
+
+StateFileReader::StateFileReader(std::unique_ptr<File> file) : file_(std::move(file)) {}
+StateFileReader::StateFileReader(StateFileReader&&) noexcept = default;
+StateFileReader& StateFileReader::operator=(StateFileReader&&) noexcept = default;
+StateFileReader::~StateFileReader() = default;
+
+Result<StateFileReader> StateFileReader::open(const fs::path& path) {
+  auto file = std::make_unique<File>();
+  file->path = path;
+  std::error_code failed;
+  if (!fs::exists(path, failed)) return Error{Errc::io, "there is no such file", path_place(path.string())};
+  if (!fs::is_regular_file(path, failed)) return Error{Errc::io, "is not a regular file", path_place(path.string())};
+  file->size = fs::file_size(path, failed);
+  file->stream = std::fopen(path.c_str(), "rb");
+  if (failed || file->stream == nullptr) return io_error(path, "cannot be read");
+  StateFileReader reader(std::move(file));
+  File& f = *reader.file_;
+  std::string magic(kMagic.size(), '\0');
+  if (f.size < kMagic.size()) return f.refuse("is not a saved timeline");
+  QUERN_TRY_VOID(reader.read(std::as_writable_bytes(std::span(magic))));
+  if (magic != kMagic) {
+    f.at = 0;
+    return f.refuse("is not a saved timeline of this version of quern");
+  }
+  uint32_t facts_bytes = 0;
+  QUERN_TRY_VOID(reader.read(std::as_writable_bytes(std::span(&facts_bytes, 1))));
+  if (facts_bytes > std::min<uint64_t>(kLargestFacts, f.left())) {
+    return f.refuse(fmt::format("a head of {} bytes does not fit", facts_bytes));
+  }
+  std::string facts(facts_bytes, '\0');
+  QUERN_TRY_VOID(reader.read(std::as_writable_bytes(std::span(facts))));
+  f.head.facts = nlohmann::json::parse(facts, nullptr, false);
+  if (!f.head.facts.is_object()) return f.refuse("the head is not a JSON object");
+  uint64_t ids = 0;
+  QUERN_TRY_VOID(reader.read(std::as_writable_bytes(std::span(&ids, 1))));
+  if (ids > f.left() / sizeof(int32_t)) return f.refuse(fmt::format("{} token ids do not fit", ids));
+  f.head.ids.resize(static_cast<size_t>(ids));
+  QUERN_TRY_VOID(reader.read(std::as_writable_bytes(std::span(f.head.ids))));
+  return reader;
+}
+
+const StateFileHead& StateFileReader::head() const { return file_->head; }
+
+Result<void> StateFileReader::expect(const nlohmann::json& facts) const {
+  for (const auto& [name, wanted] : facts.items()) {
+    const auto found = file_->head.facts.find(name);
+    if (found != file_->head.facts.end() && *found == wanted) continue;
+    return bad_request(file_->path.string(),
+                       fmt::format("was saved with {} = {}, the open model has {}", name,
+                                   found == file_->head.facts.end() ? "nothing" : found->dump(), wanted.dump()));
+  }
+  return {};
+}
+
+Result<void> StateFileReader::read(std::span<std::byte> bytes) {
+  if (bytes.empty()) return {};
+  if (bytes.size() > file_->left()) {
+    return file_->refuse(fmt::format("ends after {} of {} bytes", file_->left(), bytes.size()));
+  }
+  if (std::fread(bytes.data(), 1, bytes.size(), file_->stream) != bytes.size()) {
+    return io_error(file_->path, "cannot be read");
+  }
+  XXH3_64bits_update(file_->hash.get(), bytes.data(), bytes.size());
+  file_->at += bytes.size();
+  return {};
+}
+
+Result<void> StateFileReader::finish() {
+  const uint64_t seen = XXH3_64bits_digest(file_->hash.get());
+  uint64_t sum = 0;
+  QUERN_TRY_VOID(read(std::as_writable_bytes(std::span(&sum, 1))));
+  if (file_->left() > 0) return file_->refuse(fmt::format("{} bytes follow the end", file_->left()));
+  if (sum != seen) return file_->refuse("the checksum differs: the file is damaged");
+  return {};
+}
+
+// ---- fingerprint ----
+
+uint64_t fingerprint(std::span<const std::span<const std::byte>> pieces) {
+  const Result<uint64_t> all = fingerprint(pieces, [](std::span<const std::byte> part, std::span<std::byte> out) {
+    std::ranges::copy(part, out.begin());
+    return Result<void>{};
+  });
+  return *all;
+}
+
+Result<uint64_t> fingerprint(std::span<const std::span<const std::byte>> pieces, const CopyBytes& copy) {
+  constexpr size_t kWhole = size_t{64} << 20;
+  constexpr size_t kStep = size_t{1} << 20;
+  constexpr size_t kSample = 4096;
+  const Hash hash = new_hash();
+  std::vector<std::byte> sample(kStep);
+  const auto add = [&](std::span<const std::byte> part) -> Result<void> {
+    const std::span<std::byte> out = std::span(sample).first(part.size());
+    QUERN_TRY_VOID(copy(part, out));
+    XXH3_64bits_update(hash.get(), out.data(), out.size());
+    return {};
+  };
+  for (const auto piece : pieces) {
+    const auto size = static_cast<uint64_t>(piece.size());
+    XXH3_64bits_update(hash.get(), &size, sizeof(size));
+    const bool whole = piece.size() <= kWhole;
+    for (size_t at = 0; at < piece.size(); at += kStep) {
+      QUERN_TRY_VOID(add(piece.subspan(at, std::min(whole ? kStep : kSample, piece.size() - at))));
+    }
+    if (!whole) {
+      QUERN_TRY_VOID(add(piece.last(kSample)));
+    }
+  }
+  return XXH3_64bits_digest(hash.get());
+}
+
+}  // namespace quern::model

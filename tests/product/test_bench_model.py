@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison of whole models: its guard, its workers and its arithmetic. No time is judged, and nothing is installed: of the
+other engines only ONNX Runtime, which the tests have, takes part."""
+import sys
+
+import numpy as np
+import pytest
+from made_models import ROOT, make_model
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+from compare import acceptance, same_model  # noqa: E402
+from compare.engines import Absent, engine, engines  # noqa: E402
+from compare.model_rows import Cell, row_of, stored  # noqa: E402
+
+NAMES = ["ort", "quern", "ort_shared"]
+
+
+def test_engines_show_that_they_compute_the_same_model(block, capfd):
+    there, absent = engines(NAMES)
+    facts = same_model.check(there, absent, block, 2)
+    assert list(there) == NAMES and absent == {} and set(facts) == set(NAMES)
+    assert capfd.readouterr().err.count("8 of 8 ids the same") == 2
+
+
+def test_another_model_is_not_timed(block, tmp_path):
+    other = make_model(tmp_path / "other", "--size", "block", "--seed", "1")
+    ort = engine("ort")
+    ids, rows, _ = same_model.rows_of(ort, block, 1, None, tmp_path / "rows")
+    other_ids, other_rows, _ = same_model.rows_of(ort, other, 1, ids, tmp_path / "rows")
+    with pytest.raises(same_model.Different, match="of their spread"):
+        same_model.compare("quern", other_ids, other_rows, ids, rows)
+
+
+def test_a_close_call_is_free_for_other_kernels_only(block, tmp_path):
+    ids, rows, _ = same_model.rows_of(engine("ort"), block, 1, None, tmp_path / "rows")
+    step = int(np.argmin([np.diff(np.sort(row)[-2:])[0] for row in rows]))  # where the first choice leads least
+    second, best = np.argsort(rows[step])[-2:]
+    swapped = rows.copy()
+    swapped[step, [best, second]] = rows[step, [second, best]]
+    chosen = [*ids[:step], int(second), *ids[step + 1:]]
+    assert "7 of 8 ids the same (7 had to be)" in same_model.compare("quern", chosen, swapped, ids, rows)
+    for name, other in (("ort_shared", swapped), ("quern", rows)):
+        with pytest.raises(same_model.Different, match=f"token {step} is {second}, ONNX Runtime chooses {best}"):
+            same_model.compare(name, chosen, other, ids, rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_worker_answers_every_order(block, name):
+    worker, greeting = engine(name).worker(block, 1, 48)
+    assert greeting["load_ms"] > 0 and greeting["facts"]["version"]
+    for case, depth, reps in (("decode", 0, 3), ("decode", 40, 2), ("prefill", 40, 1)):
+        answer = worker.ask({"case": case, "depth": depth, "reps": reps, "prepare": True})
+        assert len(answer["samples"]) == reps and min(answer["samples"]) > 0 and answer["rss_mb"] >= greeting["base_mb"] > 0
+        assert answer["past"] == (depth if case == "decode" else 0)
+    chain = {"case": "chain", "prompt": [5, 6, 7], "tokens": 6, "forced": None, "out": None}
+    chosen = worker.ask(chain)
+    assert len(chosen["ids"]) == 6 and worker.ask(chain)["ids"] == chosen["ids"]
+    worker.close()
+
+
+def test_engine_that_cannot_do_it_is_absent_with_a_reason(block):
+    with pytest.raises(Absent, match="Error"):
+        engine("quern:float7").worker(block, 1, 16)
+
+
+RSS = {"rss_mb": {"quern": 300.4, "ort": 1000}}
+BLOCKS = [{"probe": 10.0, "quern": [2.0, 2.0, 8.0], "ort": [6.0, 6.0, 6.0], **RSS},
+          {"probe": 10.0, "quern": [1.0, 4.0, 4.0], "ort": [8.0, 8.0, 8.0], **RSS},
+          {"probe": 1.0, "quern": [1.0], "ort": [90.0], **RSS}]  # the last one from a moment when the machine was slow
+
+
+def test_row_holds_paired_ratios_of_the_blocks_kept():
+    row = row_of(Cell("decode", 9, ("fp32",)), "fp32", "quern", BLOCKS, {"llama": "no network"}, {"weights": 19_000_000, "token": 100_000})
+    assert (row["blocks"], row["discarded"]) == (2, 1)
+    assert (row["quern_ms"], row["ort_ms"], row["ratio_ort"], row["ratio_ort_95"]) == (3.0, 7.0, 2.5, [2.0, 3.0])
+    # 20 MB at 10 GB/s are 2 ms, of medians 2 and 4 ms.
+    assert (row["bytes_read"], row["pct_floor"]) == (20_000_000, 75.0)
+    assert row["rss_mb"] == {"quern": 300, "ort": 1000}
+    assert row["llama_ms"] is None and row["ratio_llama"] is None and row["absent"] == {"llama": "no network"}
+    assert row["samples"] == {"quern": [b["quern"] for b in BLOCKS], "ort": [b["ort"] for b in BLOCKS]}
+
+
+def test_table_tells_reached_missed_and_not_measured(capsys):
+    decode = row_of(Cell("decode", 0, ("fp32",)), "fp32", "quern", BLOCKS, {"llama": "no network"}, {"weights": 20_000_000, "token": 0})
+    memory = row_of(Cell("memory", 1024, ("fp32",)), "fp32", "quern", [{"quern": [300], "ort": [1000], **RSS}], {}, None)
+    rows = [{**row, "threads": 2, "scales": "bf16", "kv_default": True} for row in (decode, memory)]
+    bars = list(acceptance.all_bars())
+    assert acceptance.print_table(rows) == len(bars) - 3
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert len(lines) == len(bars)
+    of = lambda *words: next(line for line in lines if all(f"| {word} |" in line for word in words))
+    assert of("decode 0", "2", "bf16", "ort").endswith("| >= 2.1x | 2.50x (2.00-3.00) | yes |")
+    assert of("decode 0", "2", "bf16", "floor").endswith("| >= 75 % | 75 % | yes |")
+    assert of("decode 0", "2", "bf16", "llama").endswith("| - | no network |")
+    assert of("decode 0", "1", "bf16", "ort").endswith("| - | not measured |")
+    assert of("memory 1024", "ort").endswith("| <= 0.6x | 0.30x (0.30-0.30) | yes |")
+    decode |= {"ratio_llama_plain": 1.5, "ratio_llama_plain_95": [1, 2], "ratio_llama": 1.7, "ratio_llama_95": [1, 2]}
+    acceptance.print_table([{**decode, "threads": 2, "scales": "bf16", "kv_default": True}])
+    assert "| decode 0 | 2 | default | bf16 | llama | >= 1.6x | 1.50x (1.00-2.00) | no |" in capsys.readouterr().out.splitlines()
+    assert of("memory 1024", "ort_shared").endswith("| - | not measured |")
+
+
+def test_the_last_row_of_a_case_counts(tmp_path):
+    line = '{"model": "m", "scales": "bf16", "kv": "fp32", "case": "decode", "depth": %d, "threads": 1, "quern_ms": %d}\n'
+    path = tmp_path / "model.jsonl"
+    path.write_text('{"model": "m", "case": "decode"}\n' + line % (0, 1) + line % (8, 2) + line % (0, 3))
+    assert sorted((r["depth"], r["quern_ms"]) for r in stored(path)) == [(0, 3), (8, 2)]
