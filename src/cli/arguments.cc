@@ -79,14 +79,13 @@ CLI::Option* add_context(CLI::App& app, int32_t& to) {
 
 void add_opening(CLI::App& app, engine::EngineOptions& to) {
   const auto add_type = [&](const char* name, std::string& type, std::vector<std::string_view> types,
-                            const char* text) {
-    const auto read = [name, &type, types](const std::string& word) {
-      if (std::ranges::find(types, word) == types.end()) {
-        refuse_word(name, word, fmt::format("one of {}", fmt::join(types, ", ")));
-      }
+                            std::string_view text) {
+    const std::string known = fmt::format("{}", fmt::join(types, ", "));
+    const auto read = [name, &type, types, known](const std::string& word) {
+      if (std::ranges::find(types, word) == types.end()) refuse_word(name, word, fmt::format("one of {}", known));
       type = word;
     };
-    app.add_option_function<std::string>(name, read, text)->type_name("TYPE");
+    app.add_option_function<std::string>(name, read, fmt::format("{} ({})", text, known))->type_name("TYPE");
   };
   add_type("--compute", to.compute, {"fp32", "bf16"},
            "What a safetensors model is computed in; what its authors intend without it");

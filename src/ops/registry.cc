@@ -89,13 +89,15 @@ Result<void> AttributeReader::only_int(std::string_view name, int64_t value) {
 Result<void> AttributeReader::only_string(std::string_view name, std::string_view value) {
   QUERN_TRY(const std::string_view seen, string_or(name, value));
   if (seen == value) return {};
-  return unsupported(node_.where(), fmt::format("attribute {} = '{}' is not supported (only '{}')", name, seen, value));
+  return unsupported(node_.where(),
+                     fmt::format("attribute {} = {} is not supported (only '{}')", name, quote_name(seen), value));
 }
 
 Result<void> AttributeReader::finish() const {
   for (size_t i = 0; i < seen_.size(); i++) {
     if (!seen_[i]) {
-      return unsupported(node_.where(), fmt::format("attribute {} is not known to quern", node_.attributes[i].name));
+      return unsupported(node_.where(),
+                         fmt::format("attribute {} is not known to quern", path_name(node_.attributes[i].name)));
     }
   }
   return {};
