@@ -4,8 +4,11 @@
 // computation.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "cpu/topology.h"
@@ -45,12 +48,11 @@ class ElementsIn {
   int64_t width() const { return shape().back(); }
   const void* data() const { return array_.tensor().data; }
   ops::RowsIn view() const { return {data(), width()}; }
-  // Raises unless the type and the number of elements are these.
-  const ElementsIn& expect(DType type, int64_t elements, const char* name) const {
-    if (this->type() != type || shape().elements() != elements) {
-      raise(bad_request(name, "has another element type or number of elements than the other arguments ask for"));
-    }
-    return *this;
+  // Raises unless the type, the rows and the elements of each are these: view() goes from row to row by that width.
+  const ElementsIn& expect(DType type, int64_t rows, int64_t width, const char* name) const {
+    if (this->type() == type && this->rows() == rows && this->width() == width) return *this;
+    raise(bad_request(name, fmt::format("is {} of {}, the other arguments ask for {} rows of {} in {}",
+                                        shape().to_string(), dtype_name(this->type()), rows, width, dtype_name(type))));
   }
 
  private:
@@ -67,6 +69,17 @@ class ElementsIn {
   ElementType type_;
   ArrayIn array_;
 };
+
+// How many parts of `part` elements make up `whole`; raises where that is no number from 0 to 2^31 - 1.
+inline int32_t parts_of(int64_t whole, int64_t part, const char* name) {
+  if (part < 1 || whole < 0 || whole % part != 0 || whole / part > std::numeric_limits<int32_t>::max()) {
+    raise(bad_request(name, fmt::format("{} elements are no whole number of parts of {}", whole, part)));
+  }
+  return static_cast<int32_t>(whole / part);
+}
+
+// An extent as rooms take it.
+inline int32_t extent(int64_t elements, const char* name) { return parts_of(elements, 1, name); }
 
 // A new array of the given shape.
 class ElementsOut {

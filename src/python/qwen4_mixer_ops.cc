@@ -19,7 +19,7 @@ namespace {
 ArrayOut centred_rms_norm(nb::object x, nb::object weight, int64_t group, float epsilon) {
   const ElementsIn in(x, "x");
   const ElementsIn scale(weight, "weight");
-  scale.expect(in.type(), in.width(), "weight");
+  scale.expect(in.type(), 1, in.width(), "weight");
   ElementsOut out(in.type(), in.shape());
   compute([&](const ops::Context& context) {
     return ops::centred_rms_norm(context, {in.type(), in.rows(), in.width(), group, epsilon},
@@ -41,8 +41,8 @@ ArrayOut hyper_gate(nb::object a, int32_t streams) {
 ArrayOut hyper_mix(nb::object normed, nb::object gate_logits, int32_t streams) {
   const ElementsIn n(normed, "normed");
   const ElementsIn m(gate_logits, "gate_logits");
-  m.expect(n.type(), n.shape().elements(), "gate_logits");
-  const int64_t hidden = streams < 1 ? 0 : n.width() / streams;
+  m.expect(n.type(), n.rows(), n.width(), "gate_logits");
+  const int64_t hidden = parts_of(n.width(), streams, "normed");
   ElementsOut out(n.type(), {n.rows(), hidden});
   compute([&](const ops::Context& context) {
     return ops::hyper_mix(context, {n.type(), n.rows(), hidden, streams}, {n.view(), m.view(), out.view()},
@@ -55,11 +55,12 @@ ArrayOut hyper_scatter(nb::object x, nb::object y, nb::object inject_logits) {
   const ElementsIn stream(x, "x");
   const ElementsIn sub(y, "y");
   const ElementsIn z(inject_logits, "inject_logits");
-  sub.expect(stream.type(), stream.rows() * sub.width(), "y");
-  z.expect(stream.type(), stream.rows() * (stream.width() / std::max<int64_t>(1, sub.width())), "inject_logits");
+  const int32_t streams = parts_of(stream.width(), sub.width(), "x");
+  sub.expect(stream.type(), stream.rows(), sub.width(), "y");
+  z.expect(stream.type(), stream.rows(), streams, "inject_logits");
   ElementsOut out(stream);
   compute([&](const ops::Context& context) {
-    return ops::hyper_scatter(context, {stream.type(), stream.rows(), sub.width(), static_cast<int32_t>(z.width())},
+    return ops::hyper_scatter(context, {stream.type(), stream.rows(), sub.width(), streams},
                               {out.view(), sub.view(), z.view()}, "hyper_scatter");
   });
   return out.array();
@@ -68,7 +69,7 @@ ArrayOut hyper_scatter(nb::object x, nb::object y, nb::object inject_logits) {
 ArrayOut linear(nb::object x, nb::object weight) {
   const ElementsIn in(x, "x");
   const ElementsIn w(weight, "weight");
-  w.expect(w.type(), w.rows() * in.width(), "weight");
+  w.expect(w.type(), w.rows(), in.width(), "weight");
   ElementsOut out(in.type(), {in.rows(), w.rows()});
   compute([&](const ops::Context& context) {
     return ops::linear(context, {in.type(), w.type(), in.rows(), w.rows(), in.width()},
@@ -81,8 +82,8 @@ ArrayOut gated_norm(nb::object x, nb::object gate, nb::object weight, bool silu,
   const ElementsIn in(x, "x");
   const ElementsIn z(gate, "gate");
   const ElementsIn scale(weight, "weight");
-  z.expect(in.type(), in.shape().elements(), "gate");
-  scale.expect(in.type(), in.width(), "weight");
+  z.expect(in.type(), in.rows(), in.width(), "gate");
+  scale.expect(in.type(), 1, in.width(), "weight");
   ElementsOut out(in.type(), in.shape());
   const ops::RowLayout rows{1, 0, in.width()};
   compute([&](const ops::Context& context) {
@@ -97,9 +98,9 @@ nb::tuple short_conv(nb::object x, nb::object weight, nb::object state, int32_t 
   const ElementsIn in(x, "x");
   const ElementsIn w(weight, "weight");
   const ElementsIn past(state, "state");
-  const auto taps = static_cast<int32_t>(w.width());
-  w.expect(in.type(), in.width() * taps, "weight");
-  past.expect(in.type(), ops::short_conv_past(taps, dilation) * in.width(), "state");
+  const int32_t taps = extent(w.width(), "weight");
+  w.expect(in.type(), in.width(), taps, "weight");
+  past.expect(in.type(), ops::short_conv_past(taps, dilation), in.width(), "state");
   ElementsOut out(in.type(), in.shape());
   ElementsOut left(past);
   compute([&](const ops::Context& context) {
@@ -120,15 +121,14 @@ nb::tuple gated_delta_rule(nb::object qkv, nb::object b, nb::object a, nb::objec
   const ops::Shape& s = past.shape();
   if (s.rank() != 3 || s[0] < 1 || s[1] < 1)
     raise(bad_request("state", "expected [value heads, key size, value size]"));
-  const auto value_heads = static_cast<int32_t>(s[0]), key_size = static_cast<int32_t>(s[1]);
-  const auto value_size = static_cast<int32_t>(s[2]);
-  const auto key_heads = static_cast<int32_t>((in.width() - s[0] * s[2]) / (2 * s[1]));
-  past.expect(DType::f32, s.elements(), "state");
-  in.expect(in.type(), in.rows() * (2 * key_heads * s[1] + s[0] * s[2]), "qkv");
-  learn.expect(in.type(), in.rows() * s[0], "b");
-  step.expect(in.type(), in.rows() * s[0], "a");
-  rate.expect(in.type(), s[0], "a_log");
-  bias.expect(in.type(), s[0], "dt_bias");
+  const int32_t value_heads = extent(s[0], "state"), key_size = extent(s[1], "state");
+  const int32_t value_size = extent(s[2], "state");
+  const int32_t key_heads = parts_of(in.width() - s[0] * s[2], 2 * s[1], "qkv");
+  past.expect(DType::f32, s[0] * s[1], s[2], "state");
+  learn.expect(in.type(), in.rows(), s[0], "b");
+  step.expect(in.type(), in.rows(), s[0], "a");
+  rate.expect(in.type(), 1, s[0], "a_log");
+  bias.expect(in.type(), 1, s[0], "dt_bias");
   ElementsOut out(in.type(), {in.rows(), s[0], s[2]});
   ElementsOut left(past);
   compute([&](const ops::Context& context) {
@@ -165,7 +165,7 @@ ArrayOut partial_rope(nb::object x, nb::object positions, nb::object frequencies
   if (at.tensor().dtype != DType::i64 || at.tensor().elements() != tokens) {
     raise(bad_request("positions", "expected one int64 a token"));
   }
-  inverse.expect(DType::f32, half, "frequencies");
+  inverse.expect(DType::f32, 1, half, "frequencies");
   const ElementsOut cos(DType::f32, {tokens, half}), sin(DType::f32, {tokens, half});
   ops::fill_rope_table({in.type(),
                         {at.tensor().as<const int64_t>(), static_cast<size_t>(tokens)},
@@ -174,10 +174,10 @@ ArrayOut partial_rope(nb::object x, nb::object positions, nb::object frequencies
                         static_cast<float*>(sin.data())});
   ElementsOut out(in.type(), in.shape());
   const ops::RowLayout rows{1, 0, in.width()};
+  const int32_t heads = extent(in.shape()[1], "x"), d = extent(in.width(), "x");
+  const int32_t rotary = extent(2 * half, "frequencies");
   compute([&](const ops::Context& context) {
-    return ops::partial_rope(context,
-                             {in.type(), tokens, static_cast<int32_t>(in.shape()[1]), static_cast<int32_t>(in.width()),
-                              static_cast<int32_t>(2 * half)},
+    return ops::partial_rope(context, {in.type(), tokens, heads, d, rotary},
                              {in.data(), rows, static_cast<const float*>(cos.data()),
                               static_cast<const float*>(sin.data()), out.data(), rows},
                              "partial_rope");
@@ -189,13 +189,13 @@ ArrayOut ple_gate(nb::object key_normed, nb::object query_normed, nb::object val
   const ElementsIn k(key_normed, "key_normed");
   const ElementsIn q(query_normed, "query_normed");
   const ElementsIn v(value, "value");
-  const int64_t streams = k.width() / std::max<int64_t>(1, v.width());
-  q.expect(k.type(), k.shape().elements(), "query_normed");
-  v.expect(k.type(), k.rows() * v.width(), "value");
-  ElementsOut out(k.type(), {k.rows(), streams * v.width()});
+  const int32_t streams = parts_of(k.width(), v.width(), "key_normed");
+  q.expect(k.type(), k.rows(), k.width(), "query_normed");
+  v.expect(k.type(), k.rows(), v.width(), "value");
+  ElementsOut out(k.type(), {k.rows(), k.width()});
   compute([&](const ops::Context& context) {
-    return ops::ple_gate(context, {k.type(), k.rows(), v.width(), static_cast<int32_t>(streams)},
-                         {k.view(), q.view(), v.view(), out.view()}, "ple_gate");
+    return ops::ple_gate(context, {k.type(), k.rows(), v.width(), streams}, {k.view(), q.view(), v.view(), out.view()},
+                         "ple_gate");
   });
   return out.array();
 }
@@ -204,8 +204,8 @@ ArrayOut ple_add(nb::object x, nb::object gated, nb::object conv) {
   const ElementsIn stream(x, "x");
   const ElementsIn g(gated, "gated");
   const ElementsIn h(conv, "conv");
-  g.expect(stream.type(), stream.shape().elements(), "gated");
-  h.expect(stream.type(), stream.shape().elements(), "conv");
+  g.expect(stream.type(), stream.rows(), stream.width(), "gated");
+  h.expect(stream.type(), stream.rows(), stream.width(), "conv");
   ElementsOut out(stream);
   compute([&](const ops::Context& context) {
     return ops::ple_add(context, {stream.type(), stream.rows(), stream.width(), 1}, {out.view(), g.view(), h.view()},

@@ -95,8 +95,8 @@ ArrayOut ngram_rows(nb::object ids, nb::object multipliers, nb::object sizes, nb
                     int64_t vocabulary, int32_t eos) {
   const NumbersIn<int32_t> tokens(ids, "ids");
   const NumbersIn<int64_t> factors(multipliers, "multipliers"), rows_of(sizes, "sizes"), starts(offsets, "offsets");
-  const auto orders = static_cast<int32_t>(factors.span().size());
-  const auto heads = static_cast<int64_t>(rows_of.span().size());
+  const int32_t orders = extent(static_cast<int64_t>(factors.span().size()), "multipliers");
+  const int64_t heads = extent(static_cast<int64_t>(rows_of.span().size()), "sizes");
   const int64_t count = static_cast<int64_t>(tokens.span().size()) - first;
   NumbersOut<int64_t> rows({std::max<int64_t>(0, count), heads});
   compute([&](const ops::Context& context) {
@@ -113,7 +113,7 @@ ArrayOut ngram_embed(std::vector<nb::object> shards, nb::object rows) {
   std::vector<ops::NgramShard> views;
   for (const auto& shard : shards) {
     const ElementsIn& table = tables.emplace_back(shard, "shards");
-    table.expect(tables[0].type(), table.rows() * tables[0].width(), "shards");
+    table.expect(tables[0].type(), table.rows(), tables[0].width(), "shards");
     views.push_back({table.data(), table.rows()});
   }
   check_is_array(rows, "rows");
@@ -132,10 +132,11 @@ ArrayOut ngram_embed(std::vector<nb::object> shards, nb::object rows) {
 nb::tuple moe_route(nb::object scores, int32_t chosen, bool normalize) {
   const ElementsIn in(scores, "scores");
   const ops::Shape shape{in.rows(), std::max(0, chosen)};
+  const int32_t choices = extent(in.width(), "scores");
   NumbersOut<int32_t> experts(shape);
   NumbersOut<float> weights(shape);
   compute([&](const ops::Context& context) {
-    return ops::moe_route(context, {in.type(), in.rows(), static_cast<int32_t>(in.width()), chosen, normalize},
+    return ops::moe_route(context, {in.type(), in.rows(), choices, chosen, normalize},
                           {in.view(), experts.data(), weights.data()}, "moe_route");
   });
   return nb::make_tuple(experts.array(), weights.array());
@@ -150,11 +151,13 @@ ArrayOut moe_matmul(nb::object x, nb::object gate_up, nb::object down, nb::objec
   const NumbersIn<int32_t> choices(chosen_experts, "chosen_experts");
   const NumbersIn<float> weights(chosen_weights, "chosen_weights");
   const int64_t hidden = in.width(), width = second.width(), shared_width = shared_2.width();
-  const int64_t experts = second.rows() / std::max<int64_t>(1, hidden);
-  second.expect(in.type(), experts * hidden * width, "down");
-  first.expect(in.type(), experts * 2 * width * hidden, "gate_up");
-  for (const ElementsIn* m : {&shared_0, &shared_1, &shared_2}) m->expect(in.type(), shared_width * hidden, "shared");
-  gate.expect(in.type(), hidden, "shared_gate");
+  const int64_t experts = parts_of(second.rows(), hidden, "down");
+  second.expect(in.type(), experts * hidden, width, "down");
+  first.expect(in.type(), experts * 2 * extent(width, "down"), hidden, "gate_up");
+  shared_0.expect(in.type(), shared_width, hidden, "shared_gate_proj");
+  shared_1.expect(in.type(), shared_width, hidden, "shared_up");
+  shared_2.expect(in.type(), hidden, shared_width, "shared_down");
+  gate.expect(in.type(), 1, hidden, "shared_gate");
   std::vector<ops::ExpertWeights> matrices;
   for (int64_t e = 0; e < experts; e++) {
     const int64_t at = e * width * hidden;
@@ -162,8 +165,8 @@ ArrayOut moe_matmul(nb::object x, nb::object gate_up, nb::object down, nb::objec
                         ops::element_at(in.type(), first.data(), 2 * at + width * hidden),
                         ops::element_at(in.type(), second.data(), at)});
   }
-  const auto chosen =
-      static_cast<int32_t>(static_cast<int64_t>(choices.span().size()) / std::max<int64_t>(1, in.rows()));
+  const int32_t chosen =
+      parts_of(static_cast<int64_t>(choices.span().size()), std::max<int64_t>(1, in.rows()), "chosen_experts");
   ElementsOut out(in.type(), in.shape());
   compute([&](const ops::Context& context) {
     return ops::moe_matmul(context, {in.type(), in.rows(), hidden, width, shared_width, chosen},
@@ -179,8 +182,10 @@ ArrayOut moe_matmul(nb::object x, nb::object gate_up, nb::object down, nb::objec
   return out.array();
 }
 
-// Heads of [tokens, heads, d], each token and head without gaps.
-ops::HeadRowsIn heads_of(const ElementsIn& rows) { return {rows.data(), rows.shape()[1] * rows.width(), rows.width()}; }
+// Of [tokens, heads, d], each token and head without gaps.
+ops::HeadRowsIn heads_of(const ElementsIn& rows, int64_t heads) {
+  return {rows.data(), heads * rows.width(), rows.width()};
+}
 
 nb::tuple sparse_attention(nb::object q, nb::object gate, nb::object k, nb::object v, nb::object past_keys,
                            nb::object past_values, nb::object blocks, nb::object counts, int32_t ratio, float scale) {
@@ -191,15 +196,16 @@ nb::tuple sparse_attention(nb::object q, nb::object gate, nb::object k, nb::obje
     if (a->shape().rank() != 3) raise(bad_request("sparse_attention", "expected arrays of [rows, heads, d]"));
   }
   const int64_t tokens = query.shape()[0], kv_heads = key.shape()[1], d = query.width(), past = keys.shape()[1];
-  open.expect(query.type(), query.shape().elements(), "gate");
-  key.expect(query.type(), tokens * kv_heads * d, "k");
-  value.expect(query.type(), tokens * kv_heads * d, "v");
-  keys.expect(query.type(), kv_heads * past * d, "past_keys");
-  values.expect(query.type(), kv_heads * past * d, "past_values");
+  const int32_t query_heads = extent(query.shape()[1], "q"), head_size = extent(d, "q");
+  open.expect(query.type(), query.rows(), d, "gate");
+  key.expect(query.type(), tokens * extent(kv_heads, "k"), d, "k");
+  value.expect(query.type(), key.rows(), d, "v");
+  keys.expect(query.type(), kv_heads * extent(past, "past_keys"), d, "past_keys");
+  values.expect(query.type(), keys.rows(), d, "past_values");
   lengths.expect(tokens, "counts");
   std::vector<int32_t> list(lists.span().begin(), lists.span().end());
   std::vector<int32_t> length(lengths.span().begin(), lengths.span().end());
-  const int64_t stride = static_cast<int64_t>(lists.span().size()) / std::max<int64_t>(1, tokens);
+  const int64_t stride = parts_of(static_cast<int64_t>(lists.span().size()), std::max<int64_t>(1, tokens), "blocks");
 
   const int64_t capacity = past + tokens;
   ElementsOut new_keys(query.type(), {kv_heads, capacity, d}), new_values(query.type(), {kv_heads, capacity, d});
@@ -211,10 +217,10 @@ nb::tuple sparse_attention(nb::object q, nb::object gate, nb::object k, nb::obje
                 ops::element_at(query.type(), values.data(), g * past * d), bytes);
   }
   ops::SparseAttentionArgs args;
-  args.q = heads_of(query);
-  args.gate = heads_of(open);
-  args.k = heads_of(key);
-  args.v = heads_of(value);
+  args.q = heads_of(query, query_heads);
+  args.gate = heads_of(open, query_heads);
+  args.k = heads_of(key, kv_heads);
+  args.v = heads_of(value, kv_heads);
   args.cache.keys = new_keys.data();
   args.cache.values = new_values.data();
   args.cache.dtype = query.type();
@@ -222,13 +228,12 @@ nb::tuple sparse_attention(nb::object q, nb::object gate, nb::object k, nb::obje
   args.cache.row_stride = d;
   args.cache.capacity = capacity;
   args.selection = {list.data(), stride, length.data()};
-  ElementsOut out(query.type(), {tokens, query.shape()[1] * d});
+  ElementsOut out(query.type(), {tokens, query_heads * d});
   args.out = out.view();
   compute([&](const ops::Context& context) {
-    return ops::sparse_attention(context,
-                                 {query.type(), static_cast<int32_t>(query.shape()[1]), static_cast<int32_t>(kv_heads),
-                                  static_cast<int32_t>(d), tokens, past, ratio, scale},
-                                 args, "sparse_attention");
+    return ops::sparse_attention(
+        context, {query.type(), query_heads, static_cast<int32_t>(kv_heads), head_size, tokens, past, ratio, scale},
+        args, "sparse_attention");
   });
   return nb::make_tuple(out.array(), new_keys.array(), new_values.array());
 }
@@ -238,9 +243,9 @@ nb::tuple block_index(nb::object z, nb::object q_weight, nb::object k_weight, nb
   const ElementsIn rows(z, "z"), q(q_weight, "q_weight"), k(k_weight, "k_weight");
   const NumbersIn<float> angles(frequencies, "frequencies");
   const int64_t tokens = rows.rows(), d = q.width();
-  k.expect(rows.type(), d, "k_weight");
-  q.expect(rows.type(), d, "q_weight");
-  const auto heads = static_cast<int32_t>(rows.width() / std::max<int64_t>(1, d) - 1);
+  k.expect(rows.type(), 1, d, "k_weight");
+  q.expect(rows.type(), 1, d, "q_weight");
+  const int32_t heads = parts_of(rows.width(), d, "z") - 1, head_size = extent(d, "q_weight");
   const int64_t blocks = tokens / std::max(1, ratio);
   ElementsOut keys(rows.type(), {blocks, d}), open(rows.type(), {std::max(0, ratio - 1), d});
   NumbersOut<int32_t> chosen({tokens, std::max(0, budget)}), counts({tokens});
@@ -252,8 +257,8 @@ nb::tuple block_index(nb::object z, nb::object q_weight, nb::object k_weight, nb
   args.state = {keys.data(), blocks, open.data()};
   args.selection = {chosen.data(), budget, counts.data()};
   compute([&](const ops::Context& context) {
-    return ops::block_index(context, {rows.type(), heads, static_cast<int32_t>(d), ratio, budget, tokens, 0, epsilon},
-                            args, "block_index");
+    return ops::block_index(context, {rows.type(), heads, head_size, ratio, budget, tokens, 0, epsilon}, args,
+                            "block_index");
   });
   return nb::make_tuple(keys.array(), open.array(), chosen.array(), counts.array());
 }
