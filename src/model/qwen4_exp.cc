@@ -270,8 +270,8 @@ std::vector<NodeReport> Qwen4ExpLine::graph_report(const State* state) const {
 
 MemoryReport Qwen4ExpLine::memory() const {
   MemoryReport report;
-  report.weight_bytes = model.weights->widened_bytes();
-  report.serialized_weight_bytes = model.weights->text_bytes();
+  report.weight_bytes = model.weights->bytes().widened;
+  report.serialized_weight_bytes = model.weights->bytes().text;
   report.kv_type = kv_type_name(model.weights->type());
   report.kv_token_bytes = qwen4_exp_token_bytes(model.config, model.weights->type());
   report.estimate = need;
@@ -342,7 +342,7 @@ void add_facts(const Qwen4ExpConfig& config, const Qwen4ExpWeights& weights, Mod
   fact("text_tensors", fmt::format("{}", found.text_tensors));
   fact("draft_tensors", fmt::format("{} passed over", found.draft_tensors));
   fact("vision_tensors", fmt::format("{} passed over", found.vision_tensors));
-  fact("text_bytes", fmt::format("{}", weights.text_bytes()));
+  fact("text_bytes", fmt::format("{}", weights.bytes().text));
   fact("checkpoint_bytes", fmt::format("{}", weights.checkpoint().payload_bytes()));
   fact("stored_experts", found.form.separate_experts ? "separate" : "fused");
   fact("linear_layers", fmt::format("{}", config.num_hidden_layers - sparse));
@@ -391,20 +391,20 @@ ModelInfo make_info(const fs::path& folder, const Qwen4ExpConfig& config) {
 }
 
 // Weights are read where they are mapped.
-Result<MemoryNeed> estimate_memory(const Qwen4ExpConfig& config, const Qwen4ExpWeights& weights) {
+Result<MemoryNeed> estimate_memory(const Qwen4ExpConfig& config, DType type, const Qwen4ExpWeightBytes& weights) {
   // An empty past has its steps, and none of them was touched.
-  QUERN_TRY(const Qwen4ExpPast past, Qwen4ExpPast::make(config, weights.type()));
+  QUERN_TRY(const Qwen4ExpPast past, Qwen4ExpPast::make(config, type));
   MemoryNeed need;
-  need.mapped = weights.text_bytes();
-  need.weights = weights.widened_bytes();
+  need.mapped = weights.text;
+  need.weights = weights.widened;
   need.state = past.bytes() * (1 + Qwen4ExpPast::kSnapshots);
   // About so many rows of all streams are alive at once where n-grams are added, in chunks of 512 tokens.
   constexpr int64_t kRows = 10, kChunkTokens = 512;
   const int64_t tokens = std::min<int64_t>(kChunkTokens, config.max_position_embeddings);
   const int64_t elements = kRows * tokens * config.stream_width();
-  need.workspace = static_cast<size_t>(elements * bits_of(weights.type()) / 8) +
-                   static_cast<size_t>(config.vocab_size) * sizeof(float);
-  need.token = need.least_token = qwen4_exp_token_bytes(config, weights.type());
+  need.workspace =
+      static_cast<size_t>(elements * bits_of(type) / 8) + static_cast<size_t>(config.vocab_size) * sizeof(float);
+  need.token = need.least_token = qwen4_exp_token_bytes(config, type);
   return need;
 }
 
@@ -424,10 +424,14 @@ Result<std::unique_ptr<Line>> open_qwen4_exp(const fs::path& folder, const OpenO
   QUERN_TRY_VOID(check_widths(model.config, folder));
   ModelInfo info = make_info(folder, model.config);
   QUERN_TRY_VOID(read_generation(folder, model.config, info));
-  QUERN_TRY(model.weights, Qwen4ExpWeights::open(folder, model.config, type));
-  QUERN_TRY(const MemoryNeed need, estimate_memory(model.config, *model.weights));
-  QUERN_TRY(info.context_tokens,
-            choose_context(need, options.memory, options.context_tokens, info.model_context_tokens));
+  MemoryNeed need;
+  const auto admit = [&](const Qwen4ExpWeightBytes& bytes) -> Result<void> {
+    QUERN_TRY(need, estimate_memory(model.config, type, bytes));
+    QUERN_TRY(info.context_tokens,
+              choose_context(need, options.memory, options.context_tokens, info.model_context_tokens));
+    return {};
+  };
+  QUERN_TRY(model.weights, Qwen4ExpWeights::open(folder, model.config, type, admit));
   add_facts(model.config, *model.weights, info);
   model.frequencies.resize(static_cast<size_t>(model.config.rotary_dim) / 2);
   ops::rope_frequencies(model.config.rope_theta, model.frequencies);

@@ -21,7 +21,7 @@ struct Qwen4ExpWeights::State {
   formats::SafetensorsCheckpoint checkpoint;
   DType type;
   Qwen4ExpInventory inventory;
-  size_t text_bytes = 0;
+  Qwen4ExpWeightBytes bytes;
   std::vector<cpu::Buffer> widened;
   const void* embed_tokens = nullptr;
   const void* lm_head = nullptr;
@@ -34,19 +34,23 @@ namespace {
 using Config = Qwen4ExpConfig;
 using formats::SafetensorsTensor;
 
-// Looks tensors up by what follows a prefix, and keeps what has to be widened.
+// Looks tensors up by what follows a prefix, and keeps what has to be widened; or measures both: the same code does, so
+// nothing is read that was not counted.
 class Resolver {
  public:
-  Resolver(const formats::SafetensorsCheckpoint& checkpoint, DType type, size_t& text_bytes,
-           std::vector<cpu::Buffer>& widened)
-      : checkpoint_(checkpoint), type_(type), text_bytes_(text_bytes), widened_(widened) {}
+  Resolver(const formats::SafetensorsCheckpoint& checkpoint, DType type, Qwen4ExpWeightBytes& bytes)
+      : checkpoint_(checkpoint), type_(type), bytes_(&bytes) {}
+  Resolver(const formats::SafetensorsCheckpoint& checkpoint, DType type, std::vector<cpu::Buffer>& widened)
+      : checkpoint_(checkpoint), type_(type), widened_(&widened) {}
+
+  bool measuring() const { return bytes_ != nullptr; }
 
   void set_prefix(std::string prefix) { prefix_ = std::move(prefix); }
 
   const SafetensorsTensor& tensor(std::string_view name) {
     const SafetensorsTensor* found = checkpoint_.find(prefix_ + std::string(name));
     QUERN_CHECK(found != nullptr, "the manifest was checked");
-    text_bytes_ += found->bytes.size();
+    if (measuring()) bytes_->text += found->bytes.size();
     return *found;
   }
 
@@ -58,6 +62,10 @@ class Resolver {
     const SafetensorsTensor& t = tensor(name);
     if (type_ == DType::bf16) return static_cast<const void*>(t.bytes.data());
     const size_t elements = t.bytes.size() / sizeof(uint16_t);
+    if (measuring()) {
+      bytes_->widened += elements * sizeof(float);
+      return static_cast<const void*>(nullptr);
+    }
     QUERN_TRY(cpu::Buffer buffer, cpu::Buffer::allocate(elements * sizeof(float), cpu::MemoryTag::weights));
     auto* out = buffer.as<float>();
     for (size_t i = 0; i < elements; ++i) {
@@ -66,13 +74,14 @@ class Resolver {
       out[i] = brain_to_float(brain);
     }
     checkpoint_.drop_pages(t.bytes);
-    widened_.push_back(std::move(buffer));
+    widened_->push_back(std::move(buffer));
     return static_cast<const void*>(out);
   }
 
   // Errors: bad_model where the stored integers are not `derived`.
   Result<void> require_equal(std::string_view name, const std::vector<int64_t>& derived) {
     const SafetensorsTensor& t = tensor(name);
+    if (measuring()) return {};
     for (size_t i = 0; i < derived.size(); ++i) {
       int64_t stored;
       std::memcpy(&stored, t.bytes.data() + i * sizeof(stored), sizeof(stored));
@@ -84,17 +93,19 @@ class Resolver {
     return {};
   }
 
-  void expect_random_reads(const SafetensorsTensor& t) const { checkpoint_.expect_random_reads(t.bytes); }
+  void expect_random_reads(const SafetensorsTensor& t) const {
+    if (!measuring()) checkpoint_.expect_random_reads(t.bytes);
+  }
 
   const void* element(const void* base, int64_t index) const {
-    return static_cast<const std::byte*>(base) + index * (bits_of(type_) / 8);
+    return measuring() ? nullptr : static_cast<const std::byte*>(base) + index * (bits_of(type_) / 8);
   }
 
  private:
   const formats::SafetensorsCheckpoint& checkpoint_;
   const DType type_;
-  size_t& text_bytes_;
-  std::vector<cpu::Buffer>& widened_;
+  Qwen4ExpWeightBytes* bytes_ = nullptr;
+  std::vector<cpu::Buffer>* widened_ = nullptr;
   std::string prefix_;
 };
 
@@ -205,27 +216,37 @@ Result<Qwen4ExpLayerWeights> layer_weights(Resolver& at, const Config& c, bool s
   return w;
 }
 
+template <class Target>
+Result<void> resolve(Resolver& at, const Config& config, const Qwen4ExpForm& form, Target& to) {
+  to.lm_head = at.mapped("lm_head.weight");
+  at.set_prefix(std::string(form.prefix()));
+  to.embed_tokens = at.mapped("embed_tokens.weight");
+  QUERN_TRY(to.final_streams, hyper_connection(at, "hyper_connection_mixer", false));
+  for (int32_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    at.set_prefix(qwen4_exp_layer_prefix(form, layer));
+    QUERN_TRY(Qwen4ExpLayerWeights weights, layer_weights(at, config, form.separate_experts, layer));
+    if (!at.measuring()) to.layers.push_back(std::move(weights));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<const Qwen4ExpWeights>> Qwen4ExpWeights::open(const std::filesystem::path& folder,
-                                                                     const Config& config, DType type) {
+                                                                     const Config& config, DType type,
+                                                                     const Admission& admit) {
   QUERN_CHECK(type == DType::bf16 || type == DType::f32, "the two types that are computed in");
   QUERN_CHECK(config.weights == Config::Weights::bf16, "float8 weights are refused before");
   QUERN_TRY(formats::SafetensorsCheckpoint files, formats::SafetensorsCheckpoint::open(folder));
   auto state = std::make_unique<State>(std::move(files), type);
   QUERN_TRY(state->inventory, check_qwen4_exp_tensors(config, state->checkpoint.tensors(), folder.string()));
   const Qwen4ExpForm& form = state->inventory.form;
-  Resolver at(state->checkpoint, type, state->text_bytes, state->widened);
+  Resolver measure(state->checkpoint, type, state->bytes);
+  QUERN_TRY_VOID(resolve(measure, config, form, *state));
+  if (admit) QUERN_TRY_VOID(admit(state->bytes));
   const cpu::SharedPages pages(cpu::MemoryTag::weights);
-  state->lm_head = at.mapped("lm_head.weight");
-  at.set_prefix(std::string(form.prefix()));
-  state->embed_tokens = at.mapped("embed_tokens.weight");
-  QUERN_TRY(state->final_streams, hyper_connection(at, "hyper_connection_mixer", false));
-  for (int32_t layer = 0; layer < config.num_hidden_layers; ++layer) {
-    at.set_prefix(qwen4_exp_layer_prefix(form, layer));
-    QUERN_TRY(Qwen4ExpLayerWeights weights, layer_weights(at, config, form.separate_experts, layer));
-    state->layers.push_back(std::move(weights));
-  }
+  Resolver at(state->checkpoint, type, state->widened);
+  QUERN_TRY_VOID(resolve(at, config, form, *state));
   return std::unique_ptr<const Qwen4ExpWeights>(new Qwen4ExpWeights(std::move(state)));
 }
 
@@ -241,11 +262,6 @@ const Qwen4ExpLayerWeights& Qwen4ExpWeights::layer(int32_t layer) const {
 }
 const Qwen4ExpInventory& Qwen4ExpWeights::inventory() const { return state_->inventory; }
 const formats::SafetensorsCheckpoint& Qwen4ExpWeights::checkpoint() const { return state_->checkpoint; }
-size_t Qwen4ExpWeights::text_bytes() const { return state_->text_bytes; }
-size_t Qwen4ExpWeights::widened_bytes() const {
-  size_t bytes = 0;
-  for (const cpu::Buffer& buffer : state_->widened) bytes += buffer.size();
-  return bytes;
-}
+const Qwen4ExpWeightBytes& Qwen4ExpWeights::bytes() const { return state_->bytes; }
 
 }  // namespace quern::model

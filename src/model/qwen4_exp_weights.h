@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -81,16 +82,24 @@ struct Qwen4ExpLayerWeights {
   MoeWeights moe;
 };
 
+struct Qwen4ExpWeightBytes {
+  size_t text = 0;     // of the text model's tensors in the files
+  size_t widened = 0;  // memory taken besides the mapped files
+};
+
 // Immutable after opening: any thread, any number.
 class Qwen4ExpWeights {
  public:
   // Maps the checkpoint in `folder`, holds it against the contract of `config` and the stored constants of the hash
   // against the derived ones. In bf16 no payload but those constants is read; in f32 what the header of a struct does
-  // not call bf16 is widened into memory of its own.
+  // not call bf16 is widened into memory of its own. Before any of that `admit`, where there is one, is asked with what
+  // the headers come to.
   // Precondition: config.weights is bf16. Errors: bad_model (the checkpoint is damaged or not that of the
-  // configuration), no_memory, io.
+  // configuration), no_memory, io; those of `admit`.
+  using Admission = std::function<Result<void>(const Qwen4ExpWeightBytes&)>;
   static Result<std::unique_ptr<const Qwen4ExpWeights>> open(const std::filesystem::path& folder,
-                                                             const Qwen4ExpConfig& config, DType type);
+                                                             const Qwen4ExpConfig& config, DType type,
+                                                             const Admission& admit = {});
   ~Qwen4ExpWeights();
 
   DType type() const;
@@ -101,8 +110,7 @@ class Qwen4ExpWeights {
 
   const Qwen4ExpInventory& inventory() const;
   const formats::SafetensorsCheckpoint& checkpoint() const;
-  size_t text_bytes() const;     // of the text model's tensors in the files
-  size_t widened_bytes() const;  // memory taken besides the mapped files
+  const Qwen4ExpWeightBytes& bytes() const;
 
  private:
   struct State;

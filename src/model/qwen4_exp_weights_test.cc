@@ -3,10 +3,12 @@
 #include "model/qwen4_exp_weights.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstring>
 
 #include "base/brain.h"
+#include "cpu/memory.h"
 #include "tests/support/scratch_folder.h"
 #include "tests/support/tiny_qwen4.h"
 
@@ -180,8 +182,35 @@ TEST_P(Weights, AccountOfBytes) {
   open({});
   size_t bytes = 0;
   for (const auto& tensor : weights_->checkpoint().tensors()) bytes += tensor.bytes.size();
-  EXPECT_EQ(weights_->text_bytes(), bytes);
-  EXPECT_EQ(weights_->widened_bytes() > 0, GetParam() == DType::f32);
+  EXPECT_EQ(weights_->bytes().text, bytes);
+  EXPECT_EQ(weights_->bytes().widened > 0, GetParam() == DType::f32);
+}
+
+TEST_P(Weights, AdmissionIsAskedBeforeMemoryIsTaken) {
+  open({});
+  const auto in_use = [] { return cpu::memory_usage().current[static_cast<size_t>(cpu::MemoryTag::weights)]; };
+  const auto allocations = [] { return cpu::memory_usage().allocations[static_cast<size_t>(cpu::MemoryTag::weights)]; };
+  const Qwen4ExpWeightBytes opened = weights_->bytes();
+  weights_.reset();
+  const auto before = allocations();
+  Qwen4ExpWeightBytes asked;
+  const auto refuse = [&](const Qwen4ExpWeightBytes& bytes) -> Result<void> {
+    asked = bytes;
+    return Error{Errc::no_memory, "not here", "memory"};
+  };
+  const auto refused = Qwen4ExpWeights::open(scratch_.path(), config_, GetParam(), refuse);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Errc::no_memory);
+  EXPECT_EQ(allocations(), before);
+  EXPECT_EQ(asked.text, opened.text);
+  EXPECT_EQ(asked.widened, opened.widened);
+  // What is then taken, in whole pages.
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t empty = in_use();
+  const auto admitted = Qwen4ExpWeights::open(scratch_.path(), config_, GetParam());
+  ASSERT_TRUE(admitted.ok());
+  EXPECT_GE(in_use() - empty, asked.widened);
+  EXPECT_LE(in_use() - empty, asked.widened + (allocations() - before) * page);
 }
 
 TEST_P(Weights, StoredHashThatTheConfigurationDoesNotGive) {

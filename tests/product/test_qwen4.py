@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folders of qwen4_exp through the built binary: what is recognised, what is refused and how."""
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -79,6 +80,16 @@ def test_inspect_of_the_whole_published_layout(quern, published):
 @pytest.mark.memory
 def test_inspect_of_the_whole_published_layout_reads_headers_only(quern, published):
     assert quern.json("inspect", published)["memory"]["peak_resident_bytes"] < 64 << 20
+
+
+@pytest.mark.memory
+def test_widened_weights_of_the_whole_published_model_are_refused_unread(quern, published):
+    limited = quern.within(memory_bytes=1_500_000_000)
+    refusal = limited.refused(6, "inspect", published, "--compute", "fp32")
+    weights, available = map(int, re.search(r"weights (\d+), .*, and (\d+) MB are available", refusal).groups())
+    # Experts, norms and convolutions, a float for a bfloat16.
+    assert 480_000 < weights < 490_000 and available <= 1500
+    assert limited("inspect", published).returncode == 0
 
 
 def test_inspect_of_a_made_checkpoint(quern, tiny):
