@@ -20,7 +20,7 @@ import time
 
 import numpy as np
 import onnx
-from paired import ROOT, first_cores, machine, numbers, ratio_interval, versions
+from paired import ROOT, built, first_cores, machine, model_hash, numbers, ratio_interval, versions
 
 import quern
 
@@ -89,8 +89,9 @@ def report(arguments, facts, case, depth, threads, samples):
     for v in arguments.without:
         median, low, high = ratio_interval([a / b for a, b in zip(samples[v], samples[""])])
         gain = statistics.median(a - b for a, b in zip(samples[v], samples[""]))
-        row = {"case": case, "depth": depth, "threads": threads, "without": v, "split_skips": arguments.split_skips, "ratio": round(median, 4),
-               "ratio_95": [round(low, 4), round(high, 4)], "gain_us": round(gain * 1e3, 1), "ms": round(statistics.median(samples[""]), 3),
+        row = {"model": arguments.model.resolve().name, "model_hash": model_hash(arguments.model), "case": case,
+               "depth": depth, "threads": threads, "without": v, "split_skips": arguments.split_skips,
+               "ratio": round(median, 4), "ratio_95": [round(low, 4), round(high, 4)], "gain_us": round(gain * 1e3, 1), "ms": round(statistics.median(samples[""]), 3),
                "ms_without": round(statistics.median(samples[v]), 3)}
         print(f"{case:8} {depth:5} {threads} threads, without {v:30} {row['ms_without']:8.3f} -> {row['ms']:8.3f} ms, "
               f"{row['gain_us']:7.1f} us: {median:.4f} ({low:.4f}-{high:.4f})", flush=True)
@@ -112,7 +113,7 @@ def main():
     parser.add_argument("--out", default=str(ROOT / "bench" / "results" / "fuse.jsonl"))
     arguments = parser.parse_args()
     arguments.without = [",".join(PASSES) if w == "all" else w for w in arguments.without or [*PASSES, "all"]]
-    facts = machine() | versions()
+    facts = machine() | built() | versions()
     cores = os.sched_getaffinity(0)
     with tempfile.TemporaryDirectory(dir=arguments.model.resolve().parent) as scratch:
         folder = split_skips(arguments.model, pathlib.Path(scratch)) if arguments.split_skips else arguments.model

@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 
-from paired import ROOT, first_cores, machine, ratio_interval, versions
+from paired import ROOT, built, first_cores, machine, model_hash, ratio_interval, versions
 
 OPEN = """
 import os, resource, sys, time
@@ -62,7 +62,8 @@ def main():
             warm(folder)
             samples[engine].append([open_once(engine, folder, cores, arguments.threads) for _ in range(2)])
     ratio, low, high = ratio_interval([q[1]["ms"] / o[1]["ms"] for q, o in zip(samples["quern"], samples["ort"])])
-    row = {"machine": machine() | versions(), "model": folder.name, "case": "load", "threads": arguments.threads, "ratio": round(ratio, 3),
+    row = {"machine": machine() | built() | versions(), "model": folder.name, "model_hash": model_hash(folder),
+           "case": "load", "threads": arguments.threads, "ratio": round(ratio, 3),
            "ratio_95": [round(low, 3), round(high, 3)], "samples": samples}
     for engine, values in samples.items():
         row[f"{engine}_first_ms"] = round(statistics.median(v[0]["ms"] for v in values), 1)

@@ -24,7 +24,8 @@ import sys
 import tempfile
 
 from ops_graph import SHAPES, TOKEN, Form, write_graph
-from paired import ROOT, Worker, build_folder, first_cores, kept_blocks, machine, numbers, ratio_interval, versions
+from paired import (ROOT, Worker, build_folder, built, first_cores, kept_blocks, machine, numbers, ratio_interval,
+                    versions)
 
 ENGINES = ("quern", "ort")
 BLOCKS = 2      # of a cell in each pair of processes
@@ -262,7 +263,7 @@ def main():
     else:
         form = Form(arguments.bits, arguments.block, arguments.asymmetric, arguments.scales, arguments.level)
         cells = list(cells_of(form, arguments.m, arguments))
-    machine_facts = machine() | versions()
+    machine_facts = machine() | built() | versions()
     blocks, facts = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         graphs = Graphs(folder)

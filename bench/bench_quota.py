@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 
-from paired import ROOT, build_folder, machine, numbers
+from paired import ROOT, build_folder, built, machine, model_hash, numbers
 
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -73,10 +73,11 @@ def report(arguments, case, rates, chosen):
               f"{part:.2f} of the best ({medians[quota, best]:.1f} with {best}); "
               + ", ".join(f"{t}: {medians[quota, t]:.1f}" for t in arguments.threads)
               + f"; slowest {medians[quota, best] / medians[quota, worst]:.2f} times slower", flush=True)
-    facts = machine()
+    facts = machine() | built()
     with open(arguments.out, "a") as out:
         for (quota, threads), values in rates.items():
-            row = {"machine": facts, "model": pathlib.Path(arguments.model).name, "case": case, "quota": quota,
+            row = {"machine": facts, "model": pathlib.Path(arguments.model).name,
+                   "model_hash": model_hash(arguments.model), "case": case, "quota": quota,
                    "threads": threads or chosen[quota], "default": threads == DEFAULT,
                    "tokens_per_second": round(medians[quota, threads], 2), "samples": [round(v, 2) for v in values]}
             if case == "prefill":

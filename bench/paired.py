@@ -2,6 +2,8 @@
 """What the benchmarks share: engines in processes of their own that take turns on the same cores, the facts of the
 machine, and the statistics of paired blocks."""
 import datetime
+import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -71,12 +73,43 @@ def machine():
             "date": datetime.date.today().isoformat(), "load_at_start": os.getloadavg()[0]}
 
 
+def built():
+    """What quern was made from and how: commit ("+" behind it: with changes that are not in it), the instruction sets
+    that the processor has and QUERN_ISA allows, compiler, build type, and the flags of a file without an instruction set
+    of its own (cmake/isa.cmake has what the others get)."""
+    git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    changed = git("diff", "--quiet", "HEAD", "--", ".", ":!bench/results").returncode
+    ninja = (build_folder() / "build.ninja").read_text()
+    cache = (build_folder() / "CMakeCache.txt").read_text()
+    compiler, = build_folder().glob("CMakeFiles/*/CMakeCXXCompiler.cmake")
+    name, version = (re.search(rf'CMAKE_CXX_COMPILER_{what} "([^"]*)"', compiler.read_text())[1]
+                     for what in ("ID", "VERSION"))
+    cpu = subprocess.run([build_folder() / "quern", "inspect", "cpu", "--json"], check=True, capture_output=True)
+    return {"commit": git("rev-parse", "--short", "HEAD").stdout.strip() + ("+" if changed else ""),
+            "isa": json.loads(cpu.stdout)["usable"], "compiler": f"{name} {version}",
+            "build_type": re.search(r"^CMAKE_BUILD_TYPE:\w+=(.*)$", cache, re.M)[1],
+            "flags": re.search(r"/src/cpu/features\.cc\.o:.*?\n  FLAGS = (.*?)\n", ninja, re.S)[1]}
+
+
 def versions():
     import numpy
     import onnxruntime
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    return {"commit": commit, "onnxruntime": onnxruntime.__version__, "numpy": numpy.__version__}
+    return {"onnxruntime": onnxruntime.__version__, "numpy": numpy.__version__}
+
+
+@functools.cache
+def model_hash(folder):
+    """Of the graph or the checkpoint in a folder: names and bytes of its files, without what benchmarks write there."""
+    patterns = ("model.onnx", "model.onnx[._]data", "*.safetensors")
+    files = [path for pattern in patterns for path in sorted(pathlib.Path(folder).glob(pattern))]
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode() + b"\0")
+        with open(path, "rb") as file:
+            while piece := file.read(1 << 24):
+                digest.update(piece)
+    return digest.hexdigest()[:16]
 
 
 def kept_blocks(probes):
