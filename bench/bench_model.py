@@ -3,10 +3,12 @@
 of its own, pinned to the same cores, the others blocked on a pipe while one runs; a bandwidth probe beside each block. Before
 anything is timed, all must show that they compute the same model (compare/same_model.py).
 
-Usage: bench_model.py [--table acceptance] [--engines LIST] [--size 0.6b | --model FOLDER] [--threads 1,2] [--pairs 5]
+Usage: bench_model.py [--table acceptance|document] [--engines LIST] [--size 0.6b | --model FOLDER] [--threads 1,2]
+[--pairs 5]
 [--decode DEPTHS] [--prefill LENGTHS] [--memory DEPTHS] [--first-token LENGTHS] [--kv TYPES] [--scales FORMS] [--plot FILE] [--json] [--out FILE]
 [--from FILE]. A list may be empty. Models are made in bench/models, engines installed in bench/engines. Raw samples, machine
-facts and versions go to bench/results/model.jsonl, one line a row; --from shows rows of such a file instead of measuring.
+facts and versions go to bench/results/model.jsonl, one line a row; --from shows rows of such a file instead of
+measuring, those of each machine (processor family and model) apart.
 """
 import argparse
 import datetime
@@ -17,10 +19,10 @@ import sys
 
 import numpy as np
 
-from compare import acceptance, depth_plot
+from compare import acceptance, depth_plot, published
 from compare.engines import Absent, LLAMA_FORMS, OTHERS, engines, gguf_file
 from compare.gguf import Onnx
-from compare.model_rows import Cell, print_notes, print_rows, row_of, stored
+from compare.model_rows import Cell, by_machine, last_rows, print_notes, print_rows, read_rows, row_of
 from compare.same_model import Different, check, prompt_of
 from paired import ROOT, Worker, build_folder, built, first_cores, machine, model_hash, numbers, versions
 
@@ -63,7 +65,7 @@ def time_blocks(bench, cells, threads, pair, results):
     probe = Worker([build_folder() / "machine_probe", str(threads)], first_cores(threads))
     for cell, names in named.items():
         for block in range(blocks_of(cell)):
-            entry = {"probe": probe.ask("go\n")["read_gbps"], "rss_mb": {}}
+            entry = {"probe": probe.ask("go\n"), "rss_mb": {}}
             for name in names if pair % 2 == 0 else reversed(names):
                 answer = workers[name].ask({"case": cell.case, "depth": cell.depth, "reps": reps_of(cell), "prepare": block == 0})
                 workers[name].settle()
@@ -215,7 +217,9 @@ def scale_forms(text):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", choices=["acceptance"], help="the bars of the 0.6B geometry, instead of the cases below")
+    parser.add_argument("--table", choices=["acceptance", "document"],
+                        help="the bars of the 0.6B geometry, instead of the cases below; with --from also: the tables "
+                             "of docs/performance.md")
     parser.add_argument("--engines", type=engine_names, default=OTHERS, help="beside quern and ort, which are always there")
     parser.add_argument("--model")
     parser.add_argument("--size", default="0.6b")
@@ -234,15 +238,34 @@ def parse_arguments():
     arguments = parser.parse_args()
     if arguments.table and arguments.model:
         parser.error("--table measures models of its own")
+    if arguments.table == "document" and not arguments.source:
+        parser.error("--table document shows what is stored: --from is missing")
     if arguments.model and arguments.scales != ["bf16"]:
         parser.error("--scales is for models that are made")
     return arguments
 
 
+def show(arguments, name, rows):
+    """What was measured on one machine. A bar may need an older row, with an engine that the last one left out."""
+    last = last_rows(rows)
+    if arguments.json:
+        print(json.dumps({"machine": last[-1]["machine"], "rows": last}))
+        return
+    print(f"\n{name}\n")
+    if arguments.table:
+        acceptance.print_table(rows)
+    else:
+        print_rows(last)
+    if arguments.plot:
+        depth_plot.print_table(last)
+    print_notes(last)
+
+
 def main():
     arguments = parse_arguments()
     if arguments.source:
-        rows = [r for r in stored(arguments.source) if r["model"] == arguments.size and r["threads"] in arguments.threads]
+        rows = [r for r in read_rows(arguments.source)
+                if r["model"] == arguments.size and r["threads"] in arguments.threads]
     else:
         try:
             rows = measure(arguments)
@@ -252,21 +275,16 @@ def main():
     if not rows:
         print("no rows", file=sys.stderr)
         return 1
-    if arguments.json:
-        print(json.dumps({"machine": rows[0]["machine"], "rows": rows}))
-    elif arguments.table:
-        acceptance.print_table(rows)
-    else:
-        print_rows(rows)
     if arguments.plot:
         try:
-            depth_plot.draw(rows, arguments.plot)
+            depth_plot.draw(last_rows(rows), arguments.plot)
         except Absent as error:
             print(f"no plot: {error}", file=sys.stderr)
-        if not arguments.json:
-            depth_plot.print_table(rows)
-    if not arguments.json:
-        print_notes(rows)
+    if arguments.table == "document":
+        published.print_document(rows)
+        return 0
+    for name, own in by_machine(rows).items():
+        show(arguments, name, own)
     return 0
 
 

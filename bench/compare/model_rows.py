@@ -12,7 +12,7 @@ import statistics
 from compare.engines import FORMS, OTHERS
 from paired import kept_blocks, ratio_interval
 
-KEY = ("model", "scales", "kv", "case", "depth", "threads")
+KEY = ("model", "scales", "kv", "case", "depth", "threads")  # beside the machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +30,11 @@ class Cell:
     def unit(self):
         return "mb" if self.case == "memory" else "ms"
 
+    @property
+    def limit(self):
+        """The figure of the probe that bounds it and judges its blocks: a decoded token reads, a prompt computes."""
+        return "read_gbps" if self.case == "decode" else "int8_gops"
+
 
 def quantiles(values, *parts):
     ordered = sorted(values)
@@ -37,9 +42,10 @@ def quantiles(values, *parts):
 
 
 def row_of(cell, kv, ours, blocks, absent, footprint):
-    """`blocks`: [{"probe": GB/s or absent, engine: samples, "rss_mb": {engine: peak of its process so far}}]; `ours`: the engine
-    that is quern with this cache type; `footprint`: bytes that a decoded token must read, {"weights", "token"}."""
-    kept = kept_blocks([b["probe"] for b in blocks]) if "probe" in blocks[0] else range(len(blocks))
+    """`blocks`: [{"probe": answer of the machine's probe, or absent, engine: samples, "rss_mb": {engine: peak of its
+    process so far}}]; `ours`: the engine that is quern with this cache type; `footprint`: bytes that a decoded token must
+    read, {"weights", "token"}."""
+    kept = kept_blocks([b["probe"][cell.limit] for b in blocks]) if "probe" in blocks[0] else range(len(blocks))
     chosen = [blocks[i] for i in kept]
     names = {"quern": ours} | {e: e for e in OTHERS if e in blocks[0]}
     unit = cell.unit
@@ -54,27 +60,48 @@ def row_of(cell, kv, ours, blocks, absent, footprint):
             row |= {f"ratio_{other}": round(median, 3), f"ratio_{other}_95": [round(low, 3), round(high, 3)]}
     row["spread"] = {e: quantiles([s for b in chosen for s in b[key]], 0.1, 0.9) for e, key in names.items()}
     if "probe" in blocks[0]:
-        row["probe_gbps"] = round(statistics.median(b["probe"] for b in chosen), 2)
-        row["probes"] = [b["probe"] for b in blocks]
+        row["probe_gbps"] = round(statistics.median(b["probe"]["read_gbps"] for b in chosen), 2)
+        row["probe_gops"] = round(statistics.median(b["probe"]["int8_gops"] for b in chosen), 1)
+        row |= {"judged_by": cell.limit, "probes": [b["probe"] for b in blocks]}
     if cell.case == "decode":
         least = footprint["weights"] + (cell.depth + 1) * footprint["token"]
         row["bytes_read"] = least
-        row["pct_floor"] = round(statistics.median(100 * least / b["probe"] / 1e6 / statistics.median(b[ours]) for b in chosen), 1)
+        floors = [least / b["probe"]["read_gbps"] / 1e6 for b in chosen]
+        row["pct_floor"] = round(statistics.median(100 * f / ms for f, ms in zip(floors, medians["quern"])), 1)
     row["rss_mb"] = {e: round(max(b["rss_mb"][key] for b in blocks)) for e, key in names.items()}
     row["absent"] = absent
     row["samples"] = {e: [[round(s, 4) for s in b[key]] for b in blocks] for e, key in names.items()}
     return row
 
 
-def stored(path):
-    """The last row of each key in a file of results. Rows of older forms, without a cache type, are passed over."""
-    rows = {}
+def read_rows(path):
+    """The rows of a file of results, oldest first. Rows of the oldest form, without a cache type, are passed over. Later
+    ones may lack what was not recorded yet: the hash of the model, facts of the build, more of a probe than its read
+    bandwidth, by which then the blocks of prompts were judged, too."""
     with open(path) as file:
-        for line in file:
-            row = json.loads(line)
-            if "kv" in row:
-                rows[tuple(row[k] for k in KEY)] = row
-    return list(rows.values())
+        return [row for row in map(json.loads, file) if "kv" in row]
+
+
+def processor(row):
+    return row["machine"]["family"], row["machine"]["model"]
+
+
+def last_rows(rows):
+    """The last row of each case on each machine."""
+    return list({(processor(row), *(row[k] for k in KEY)): row for row in rows}.values())
+
+
+def stored(path):
+    return last_rows(read_rows(path))
+
+
+def by_machine(rows):
+    """{name of the machine: its rows}, in the order of the rows."""
+    machines = {}
+    for row in rows:
+        machines.setdefault(processor(row), []).append(row)
+    return {f"{own[-1]['machine']['cpu']}, family {family} model {model}": own
+            for (family, model), own in machines.items()}
 
 
 def number(value, digits=2):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The comparison of whole models: its guard, its workers and its arithmetic. No time is judged, and nothing is installed: of the
 other engines only ONNX Runtime, which the tests have, takes part."""
+import json
+import re
+import shutil
 import sys
 
 import numpy as np
@@ -9,9 +12,10 @@ from made_models import ROOT, make_model
 
 sys.path.insert(0, str(ROOT / "bench"))
 
-from compare import acceptance, same_model  # noqa: E402
+from compare import acceptance, published, same_model  # noqa: E402
 from compare.engines import Absent, engine, engines  # noqa: E402
-from compare.model_rows import Cell, row_of, stored  # noqa: E402
+from compare.model_rows import Cell, by_machine, read_rows, row_of, stored  # noqa: E402
+from paired import built, machine, model_hash  # noqa: E402
 
 NAMES = ["ort", "quern", "ort_shared"]
 
@@ -65,24 +69,38 @@ def test_engine_that_cannot_do_it_is_absent_with_a_reason(block):
 
 
 RSS = {"rss_mb": {"quern": 300.4, "ort": 1000}}
-BLOCKS = [{"probe": 10.0, "quern": [2.0, 2.0, 8.0], "ort": [6.0, 6.0, 6.0], **RSS},
-          {"probe": 10.0, "quern": [1.0, 4.0, 4.0], "ort": [8.0, 8.0, 8.0], **RSS},
-          {"probe": 1.0, "quern": [1.0], "ort": [90.0], **RSS}]  # the last one from a moment when the machine was slow
+PROBE = {"read_gbps": 10.0, "int8_gops": 400.0}
+BLOCKS = [{"probe": PROBE, "quern": [2.0, 2.0, 8.0], "ort": [6.0, 6.0, 6.0], **RSS},
+          {"probe": PROBE, "quern": [1.0, 4.0, 4.0], "ort": [8.0, 8.0, 8.0], **RSS},
+          # From moments when memory was slow, and when the processor was.
+          {"probe": PROBE | {"read_gbps": 1.0}, "quern": [1.0], "ort": [90.0], **RSS},
+          {"probe": PROBE | {"int8_gops": 40.0}, "quern": [2.0], "ort": [4.0], **RSS}]
 
 
 def test_row_holds_paired_ratios_of_the_blocks_kept():
-    row = row_of(Cell("decode", 9, ("fp32",)), "fp32", "quern", BLOCKS, {"llama": "no network"}, {"weights": 19_000_000, "token": 100_000})
+    row = row_of(Cell("decode", 9, ("fp32",)), "fp32", "quern", BLOCKS[:3], {"llama": "no network"},
+                 {"weights": 19_000_000, "token": 100_000})
     assert (row["blocks"], row["discarded"]) == (2, 1)
     assert (row["quern_ms"], row["ort_ms"], row["ratio_ort"], row["ratio_ort_95"]) == (3.0, 7.0, 2.5, [2.0, 3.0])
     # 20 MB at 10 GB/s are 2 ms, of medians 2 and 4 ms.
     assert (row["bytes_read"], row["pct_floor"]) == (20_000_000, 75.0)
     assert row["rss_mb"] == {"quern": 300, "ort": 1000}
     assert row["llama_ms"] is None and row["ratio_llama"] is None and row["absent"] == {"llama": "no network"}
-    assert row["samples"] == {"quern": [b["quern"] for b in BLOCKS], "ort": [b["ort"] for b in BLOCKS]}
+    assert row["samples"] == {"quern": [b["quern"] for b in BLOCKS[:3]], "ort": [b["ort"] for b in BLOCKS[:3]]}
+    assert (row["probe_gbps"], row["probe_gops"], row["probes"]) == (10.0, 400.0, [b["probe"] for b in BLOCKS[:3]])
+
+
+@pytest.mark.parametrize("case, limit, ratios", [("decode", "read_gbps", [2.0, 2.0, 3.0]),
+                                                 ("prefill", "int8_gops", [2.0, 3.0, 90.0])])
+def test_blocks_are_judged_by_what_bounds_the_case(case, limit, ratios):
+    row = row_of(Cell(case, 9, ("fp32",)), "fp32", "quern", BLOCKS, {}, {"weights": 0, "token": 0})
+    assert (row["judged_by"], row["blocks"], row["discarded"]) == (limit, 3, 1)
+    assert (row["ratio_ort"], row["ratio_ort_95"]) == (ratios[1], [ratios[0], ratios[2]])
 
 
 def test_table_tells_reached_missed_and_not_measured(capsys):
-    decode = row_of(Cell("decode", 0, ("fp32",)), "fp32", "quern", BLOCKS, {"llama": "no network"}, {"weights": 20_000_000, "token": 0})
+    decode = row_of(Cell("decode", 0, ("fp32",)), "fp32", "quern", BLOCKS[:3], {"llama": "no network"},
+                    {"weights": 20_000_000, "token": 0})
     memory = row_of(Cell("memory", 1024, ("fp32",)), "fp32", "quern", [{"quern": [300], "ort": [1000], **RSS}], {}, None)
     rows = [{**row, "threads": 2, "scales": "bf16", "kv_default": True} for row in (decode, memory)]
     bars = list(acceptance.all_bars())
@@ -90,19 +108,79 @@ def test_table_tells_reached_missed_and_not_measured(capsys):
     lines = capsys.readouterr().out.splitlines()[2:]
     assert len(lines) == len(bars)
     of = lambda *words: next(line for line in lines if all(f"| {word} |" in line for word in words))
-    assert of("decode 0", "2", "bf16", "ort").endswith("| >= 2.1x | 2.50x (2.00-3.00) | yes |")
-    assert of("decode 0", "2", "bf16", "floor").endswith("| >= 75 % | 75 % | yes |")
-    assert of("decode 0", "2", "bf16", "llama").endswith("| - | no network |")
-    assert of("decode 0", "1", "bf16", "ort").endswith("| - | not measured |")
-    assert of("memory 1024", "ort").endswith("| <= 0.6x | 0.30x (0.30-0.30) | yes |")
-    decode |= {"ratio_llama_plain": 1.5, "ratio_llama_plain_95": [1, 2], "ratio_llama": 1.7, "ratio_llama_95": [1, 2]}
+    assert of("decode 0", "2", "bf16", "ort").endswith("| >= 2.1x | 2.50x (2.00-3.00) | 3.50x | yes |")
+    assert of("decode 0", "2", "bf16", "floor").endswith("| >= 75 % | 75 % | - | yes |")
+    assert of("decode 0", "2", "bf16", "llama").endswith("| - | - | no network |")
+    assert of("decode 0", "1", "bf16", "ort").endswith("| - | - | not measured |")
+    assert of("memory 1024", "ort").endswith("| <= 0.6x | 0.30x (one block) | - | yes |")
+    decode |= {"ratio_llama_plain": 1.5, "ratio_llama_plain_95": [1, 2], "ratio_llama": 1.7, "ratio_llama_95": [1, 2],
+               "llama_plain_ms": 4.0}
     acceptance.print_table([{**decode, "threads": 2, "scales": "bf16", "kv_default": True}])
-    assert "| decode 0 | 2 | default | bf16 | llama | >= 1.6x | 1.50x (1.00-2.00) | no |" in capsys.readouterr().out.splitlines()
-    assert of("memory 1024", "ort_shared").endswith("| - | not measured |")
+    line = "| decode 0 | 2 | default | bf16 | llama | >= 1.6x | 1.50x (1.00-2.00) | 2.00x | no |"
+    assert line in capsys.readouterr().out.splitlines()
+    assert of("memory 1024", "ort_shared").endswith("| - | - | not measured |")
+
+
+def stored_row(**fields):
+    return {"machine": {"cpu": "A", "family": 25, "model": 17}, "model": "m", "scales": "bf16", "kv": "fp16",
+            "kv_default": True, "case": "decode", "depth": 0, "threads": 1, "quern_ms": 1, "absent": {}} | fields
 
 
 def test_the_last_row_of_a_case_counts(tmp_path):
-    line = '{"model": "m", "scales": "bf16", "kv": "fp32", "case": "decode", "depth": %d, "threads": 1, "quern_ms": %d}\n'
     path = tmp_path / "model.jsonl"
-    path.write_text('{"model": "m", "case": "decode"}\n' + line % (0, 1) + line % (8, 2) + line % (0, 3))
+    rows = [{"model": "m", "case": "decode"}, stored_row(), stored_row(depth=8, quern_ms=2), stored_row(quern_ms=3)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_rows(path) == rows[1:]
     assert sorted((r["depth"], r["quern_ms"]) for r in stored(path)) == [(0, 3), (8, 2)]
+
+
+def test_rows_of_two_machines_do_not_mix(tmp_path, capsys):
+    """Each has its table, and a bar the last row of its case in which the engine asked for took part."""
+    other = {"cpu": "A", "family": 26, "model": 2}
+    fields = {"quern_ms": 2.0, "ort_ms": 4.0, "ratio_ort": 2.0, "ratio_ort_95": [1, 3], "blocks": 2, "probe_gbps": 10.0,
+              "bytes_read": 16_000_000, "ratio_llama": None, "ratio_llama_plain": None}
+    llama = {"llama_ms": 3.2, "ratio_llama": 1.6, "ratio_llama_95": [1, 2]}
+    rows = [stored_row(**fields | llama), stored_row(**fields | {"ratio_ort": 1.5, "absent": {"llama": "left out"}}),
+            stored_row(**fields | {"ratio_ort": 9.0, "machine": other, "absent": {"llama": "left out"}})]
+    path = tmp_path / "model.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [r["ratio_ort"] for r in stored(path)] == [1.5, 9.0]
+    machines = by_machine(read_rows(path))
+    assert list(machines) == ["A, family 25 model 17", "A, family 26 model 2"]
+    seen = {}
+    for name, own in machines.items():
+        acceptance.print_table(own)
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| decode 0 | 1 | default | bf")]
+        seen[name] = {line.split(" | ")[4]: line for line in lines}
+    first, second = seen.values()
+    assert first["ort"].endswith("| 1.50x (1.00-3.00) | 2.50x | no |")
+    assert second["ort"].endswith("| 9.00x (1.00-3.00) | 2.50x | yes |")
+    assert first["llama"].endswith("| 1.60x (1.00-2.00), llama_plain not measured | 2.00x | yes |")
+    assert second["llama"].endswith("| - | - | left out |")
+
+
+def test_document_is_what_is_stored():
+    """docs/performance.md shows every whole-model row of every machine, and no other."""
+    written = (ROOT / "docs" / "performance.md").read_text()
+    made = published.document(read_rows(ROOT / "bench" / "results" / "model.jsonl"))
+    assert len(made) == 3
+    for heading, lines in made.items():
+        _, found, section = written.partition(f"\n### {heading}\n")
+        assert found, f"docs/performance.md has no section {heading}"
+        section = re.split(r"^##", section, flags=re.M)[0].splitlines()
+        assert [line for line in section if line.startswith("|")] == [line for line in lines if line], heading
+
+
+def test_rows_say_what_was_measured(block, tmp_path):
+    facts = machine() | built()
+    assert all(facts[name] for name in ("cpu", "family", "cores", "commit", "isa", "compiler", "build_type", "flags"))
+    assert "-ffp-contract=off" in facts["flags"].split() and "scalar" in facts["isa"].split()
+    copy = shutil.copytree(block, tmp_path / "copy")
+    (copy / "model_last_row.onnx").write_bytes(b"what a benchmark writes beside it")
+    assert model_hash(copy) == model_hash(block)
+    data = next(copy.glob("model.onnx?data"))
+    changed = bytearray(data.read_bytes())
+    changed[-1] ^= 1
+    data.write_bytes(changed)
+    model_hash.cache_clear()
+    assert model_hash(copy) != model_hash(block)
