@@ -22,7 +22,6 @@
 #include "model/state_file.h"
 #include "ops/moe_route/moe_route.h"
 #include "ops/partial_rope/partial_rope.h"
-#include "ops/registry.h"
 
 namespace quern::model {
 namespace {
@@ -240,21 +239,6 @@ Result<void> Qwen4ExpLine::forward(State& base, std::span<const int32_t> ids, Ro
   return state->forward(ids, first, wanted.count, logits);
 }
 
-// The kernel that a room chooses for this type of elements.
-std::string variant_of(std::string_view room, DType type, const cpu::Features& features) {
-  const std::string_view element = type == DType::bf16 ? "_bf16_" : "_f32_";
-  const auto rooms = ops::room_table();
-  const auto entry = std::find_if(rooms.begin(), rooms.end(), [&](const auto& e) { return e.room == room; });
-  if (entry == rooms.end()) return "";
-  std::string any;
-  for (const ops::VariantInfo& variant : entry->variants()) {
-    if (!features.has(variant.isa)) continue;
-    if (variant.symbol.find(element) != variant.symbol.npos) return std::string(variant.symbol);
-    if (any.empty()) any = variant.symbol;
-  }
-  return any;
-}
-
 std::vector<NodeReport> Qwen4ExpLine::graph_report(const State* state) const {
   const auto* timeline = static_cast<const Qwen4ExpState*>(state);
   std::vector<NodeReport> report;
@@ -262,8 +246,13 @@ std::vector<NodeReport> Qwen4ExpLine::graph_report(const State* state) const {
   for (size_t i = 0; i < model.steps.size(); ++i) {
     const Qwen4ExpStep& step = model.steps[i];
     const Qwen4ExpStepCost cost = timeline == nullptr ? Qwen4ExpStepCost() : timeline->costs()[i];
-    report.push_back({step.name, step.room, "quern", "kernel", variant_of(step.room, model.weights->type(), features),
-                      "called by the model", cost.ns, cost.bytes_copied});
+    const bool ran = !cost.variant.empty();
+    std::string reason = "called by the model";
+    if (!ran && step.variant != step.token_variant) {
+      reason += fmt::format("; a single token runs {}", step.token_variant);
+    }
+    report.push_back({step.name, std::string(step.room), "quern", "kernel",
+                      std::string(ran ? cost.variant : step.variant), std::move(reason), cost.ns, cost.bytes_copied});
   }
   return report;
 }
@@ -435,7 +424,7 @@ Result<std::unique_ptr<Line>> open_qwen4_exp(const fs::path& folder, const OpenO
   add_facts(model.config, *model.weights, info);
   model.frequencies.resize(static_cast<size_t>(model.config.rotary_dim) / 2);
   ops::rope_frequencies(model.config.rope_theta, model.frequencies);
-  model.steps = list_qwen4_exp_steps(model.config);
+  model.steps = list_qwen4_exp_steps(model.config, type, options.features);
   QUERN_TRY(const uint64_t files, fingerprint_of(config_path, model.weights->checkpoint()));
   return std::unique_ptr<Line>(new Qwen4ExpLine(std::move(model), std::move(info), files, need, options));
 }

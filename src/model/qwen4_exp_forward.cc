@@ -19,6 +19,7 @@
 #include "ops/centred_rms_norm/centred_rms_norm.h"
 #include "ops/gated_delta_rule/gated_delta_rule.h"
 #include "ops/gated_norm/gated_norm.h"
+#include "ops/gather/gather.h"
 #include "ops/hyper_mix/hyper_mix.h"
 #include "ops/linear/linear.h"
 #include "ops/moe_matmul/moe_matmul.h"
@@ -71,6 +72,12 @@ struct Shown {
   std::optional<DType> type;
 };
 
+// A room, and the kernel that it selects for a call: what the call passes decides that here too.
+struct Kernel {
+  std::string_view room;
+  std::string_view variant;
+};
+
 // Runs steps, or lists them: the same code does both, so a list cannot name what is not run.
 class Steps {
  public:
@@ -86,15 +93,16 @@ class Steps {
 
   // f(where) calls one room, which computes `results`.
   template <class F>
-  Result<void> step(std::string_view name, std::string_view room, std::initializer_list<Shown> results, F&& f) {
+  Result<void> step(std::string_view name, const Kernel& kernel, std::initializer_list<Shown> results, F&& f) {
     if (listing()) {
-      list_->push_back({prefix_ + std::string(name), std::string(room)});
+      list_->push_back({prefix_ + std::string(name), kernel.room, kernel.variant, kernel.variant});
       return {};
     }
     QUERN_CHECK(next_ < pass_->costs.size(), "the steps were listed for this configuration");
     Qwen4ExpStepCost& cost = pass_->costs[next_];
     const std::string& where = pass_->model.steps[next_++].name;
     const uint64_t copied = pass_->context.counters->bytes_copied;
+    cost.variant = kernel.variant;
     const int64_t start = pass_->profile ? now_ns() : 0;
     QUERN_TRY_VOID(f(std::string_view(where)));
     if (pass_->profile) cost.ns += now_ns() - start;
@@ -121,8 +129,10 @@ class Steps {
 
 class Forward {
  public:
-  // For a list: weights, past and memory are absent, and no step runs.
-  Forward(const Config& config, std::vector<Qwen4ExpStep>& list) : c_(config), steps_(list) {}
+  // For a list: weights, past and memory are absent, and no step runs. Kernels are those for so many tokens.
+  Forward(const Config& config, DType type, const cpu::Features& features, int64_t tokens,
+          std::vector<Qwen4ExpStep>& list)
+      : c_(config), type_(type), ctx_{nullptr, nullptr, features, nullptr}, steps_(list), tokens_(tokens) {}
   explicit Forward(const Qwen4ExpPass& pass)
       : c_(pass.model.config), pass_(&pass), type_(pass.model.weights->type()), ctx_(pass.context), steps_(pass) {}
 
@@ -162,17 +172,29 @@ class Forward {
 
   // ---- the stream ----
 
+  // Every id once for each stream, whose copies of the row lie one behind the other.
   Result<void> embed(const Matrix& x) {
-    return steps_.step("embed_tokens", "gather", {x}, [&](std::string_view) -> Result<void> {
-      const int64_t hidden = c_.hidden_size;
-      for (int64_t t = 0; t < tokens_; ++t) {
-        const int64_t id = pass_->ids[static_cast<size_t>(past_ + t)];
-        const void* row = at(DType::bf16, pass_->model.weights->embed_tokens(), id * hidden);
-        for (int64_t c = 0; c < c_.hc_count; ++c) copy_brain(row, at(type_, x.data, t * x.width + c * hidden), hidden);
-      }
-      ctx_.counters->bytes_copied += static_cast<uint64_t>(tokens_ * x.width * bytes_of_element());
-      return {};
-    });
+    return steps_.step("embed_tokens", {"gather", ops::kGatherVariant}, {x},
+                       [&](std::string_view where) { return gather_rows(x, where); });
+  }
+  Result<void> gather_rows(const Matrix& x, std::string_view where) {
+    const Scope scope(ctx_.scratch);
+    const int64_t rows = tokens_ * c_.hc_count, row = c_.hidden_size;
+    QUERN_TRY(int32_t * ids, take_array<int32_t>(rows));
+    for (int64_t i = 0; i < rows; ++i) ids[i] = pass_->ids[static_cast<size_t>(past_ + i / c_.hc_count)];
+    void* brains = x.data;
+    if (type_ != DType::bf16) {
+      QUERN_TRY(brains, take_array<uint16_t>(rows * row));
+    }
+    ops::GatherParams params;
+    params.extent = c_.vocab_size;
+    params.count = rows;
+    params.slice_bytes = static_cast<size_t>(row) * sizeof(uint16_t);
+    params.index_dtype = DType::i32;
+    QUERN_TRY_VOID(ops::gather(ctx_, params, {pass_->model.weights->embed_tokens(), ids, brains, nullptr}, where));
+    if (type_ != DType::bf16) copy_brain(brains, type_, x.data, rows * row);
+    ctx_.counters->bytes_copied += static_cast<uint64_t>(rows * row * bytes_of_element());
+    return {};
   }
 
   // x += f(mix(x)), f between the two halves of a hyper-connection.
@@ -183,9 +205,10 @@ class Forward {
     QUERN_TRY(const Mixed mixed, mix(name, x, w));
     QUERN_TRY(const Matrix inject, linear(site(name, ".block_inject_weight"), mixed.normed, w.inject, c_.hc_count));
     QUERN_TRY(const Matrix y, (this->*f)(mixed.u));
-    return steps_.step(site(name, ".scatter"), "hyper_mix", {x}, [&](std::string_view where) {
-      return ops::hyper_scatter(ctx_, hyper_params(tokens_), {x.out(), y.in(), inject.in()}, where);
-    });
+    return steps_.step(site(name, ".scatter"), {"hyper_mix", ops::hyper_scatter_variant(type_, ctx_.features)}, {x},
+                       [&](std::string_view where) {
+                         return ops::hyper_scatter(ctx_, hyper_params(tokens_), {x.out(), y.in(), inject.in()}, where);
+                       });
   }
 
   struct Mixed {
@@ -195,14 +218,18 @@ class Forward {
     Mixed out;
     QUERN_TRY(out.normed, norm(site(name, ".hc_norm"), x, w.norm, c_.hidden_size));
     QUERN_TRY(const Matrix gate, linear(site(name, ".input_mix_weight_down"), out.normed, w.down, c_.hc_lowrank));
-    QUERN_TRY_VOID(steps_.step(site(name, ".gate"), "hyper_mix", {gate}, [&](std::string_view where) {
-      return ops::hyper_gate(ctx_, {type_, gate.rows, gate.width, c_.hc_count}, gate.out(), where);
-    }));
+    QUERN_TRY_VOID(
+        steps_.step(site(name, ".gate"), {"hyper_mix", ops::hyper_gate_variant(type_, ctx_.features)}, {gate},
+                    [&](std::string_view where) {
+                      return ops::hyper_gate(ctx_, {type_, gate.rows, gate.width, c_.hc_count}, gate.out(), where);
+                    }));
     QUERN_TRY(const Matrix logits, linear(site(name, ".input_mix_weight_up"), gate, w.up, c_.stream_width()));
     QUERN_TRY(out.u, take(x.rows, c_.hidden_size));
-    QUERN_TRY_VOID(steps_.step(site(name, ".mix"), "hyper_mix", {out.u}, [&](std::string_view where) {
-      return ops::hyper_mix(ctx_, hyper_params(x.rows), {out.normed.in(), logits.in(), out.u.out()}, where);
-    }));
+    QUERN_TRY_VOID(steps_.step(
+        site(name, ".mix"), {"hyper_mix", ops::hyper_mix_variant(type_, ctx_.features)}, {out.u},
+        [&](std::string_view where) {
+          return ops::hyper_mix(ctx_, hyper_params(x.rows), {out.normed.in(), logits.in(), out.u.out()}, where);
+        }));
     return out;
   }
 
@@ -241,17 +268,19 @@ class Forward {
     QUERN_TRY(const Matrix b, linear("linear_attn.in_proj_b", u, w.b, heads));
     QUERN_TRY(const Matrix a, linear("linear_attn.in_proj_a", u, w.a, heads));
     QUERN_TRY(const Matrix conv, take(mixed));
-    QUERN_TRY_VOID(steps_.step("linear_attn.conv1d", "short_conv", {conv}, [&](std::string_view where) {
-      return ops::short_conv(ctx_, {type_, tokens_, mixed, c_.linear_conv_kernel_dim, 1},
-                             {qkv.in(), w.conv, pass_->past.conv_state(layer_), conv.out()}, where);
-    }));
+    QUERN_TRY_VOID(
+        steps_.step("linear_attn.conv1d", {"short_conv", ops::kShortConvVariant}, {conv}, [&](std::string_view where) {
+          return ops::short_conv(ctx_, {type_, tokens_, mixed, c_.linear_conv_kernel_dim, 1},
+                                 {qkv.in(), w.conv, pass_->past.conv_state(layer_), conv.out()}, where);
+        }));
     if (steps_.observed()) {
       const int64_t past = ops::short_conv_past(c_.linear_conv_kernel_dim, 1);
       QUERN_TRY_VOID(steps_.show({{pass_->past.conv_state(layer_), past, mixed}, "state"}));
     }
     QUERN_TRY(const Matrix o, take(value));
-    QUERN_TRY_VOID(steps_.step("linear_attn.delta_rule", "gated_delta_rule", {o}, [&](std::string_view where) {
-      const auto form = tokens_ == 1 ? ops::DeltaForm::recurrent : ops::DeltaForm::chunked;
+    const auto form = tokens_ == 1 ? ops::DeltaForm::recurrent : ops::DeltaForm::chunked;
+    const Kernel delta_rule{"gated_delta_rule", ops::gated_delta_rule_variant(form, ctx_.features)};
+    QUERN_TRY_VOID(steps_.step("linear_attn.delta_rule", delta_rule, {o}, [&](std::string_view where) {
       return ops::gated_delta_rule(
           ctx_,
           {type_, form, tokens_, c_.linear_num_key_heads, c_.linear_num_value_heads, c_.linear_key_head_dim,
@@ -263,12 +292,13 @@ class Forward {
       QUERN_TRY_VOID(
           steps_.show({{pass_->past.recurrent_state(layer_), rows, c_.linear_value_head_dim}, "state", DType::f32}));
     }
-    QUERN_TRY_VOID(steps_.step("linear_attn.norm", "gated_norm", {o}, [&](std::string_view where) {
-      const int64_t size = c_.linear_value_head_dim;
-      const ops::RowLayout layout = o.heads(heads, size);
-      return ops::gated_norm(ctx_, {type_, tokens_ * heads, size, c_.rms_norm_eps, c_.output_gate_type},
-                             {o.data, layout, z.data, layout, w.norm, o.data, layout}, where);
-    }));
+    QUERN_TRY_VOID(
+        steps_.step("linear_attn.norm", {"gated_norm", ops::kGatedNormVariant}, {o}, [&](std::string_view where) {
+          const int64_t size = c_.linear_value_head_dim;
+          const ops::RowLayout layout = o.heads(heads, size);
+          return ops::gated_norm(ctx_, {type_, tokens_ * heads, size, c_.rms_norm_eps, c_.output_gate_type},
+                                 {o.data, layout, z.data, layout, w.norm, o.data, layout}, where);
+        }));
     return linear("linear_attn.out_proj", o, w.out, c_.hidden_size);
   }
 
@@ -286,20 +316,22 @@ class Forward {
     QUERN_TRY_VOID(rotate("self_attn.k_rope", k, keys, c_.num_key_value_heads));
     QUERN_TRY(const ops::BlockSelection selection, index(u, w));
     QUERN_TRY(const Matrix out, take(c_.query_width()));
-    QUERN_TRY_VOID(steps_.step("self_attn.attention", "sparse_attention", {out}, [&](std::string_view where) {
-      ops::SparseAttentionArgs args;
-      args.q = {qg.data, qg.width, 2 * size};
-      args.gate = {at(type_, qg.data, size), qg.width, 2 * size};
-      args.k = {k.data, k.width, size};
-      args.v = {v.data, v.width, size};
-      args.cache = pass_->past.keys_values(layer_);
-      args.selection = selection;
-      args.out = out.out();
-      return ops::sparse_attention(ctx_,
-                                   {type_, c_.num_attention_heads, c_.num_key_value_heads, c_.head_dim, tokens_, past_,
-                                    c_.indexer_compress_ratio, 1 / std::sqrt(static_cast<float>(size))},
-                                   args, where);
-    }));
+    QUERN_TRY_VOID(steps_.step(
+        "self_attn.attention", {"sparse_attention", ops::sparse_attention_variant(type_, ctx_.features)}, {out},
+        [&](std::string_view where) {
+          ops::SparseAttentionArgs args;
+          args.q = {qg.data, qg.width, 2 * size};
+          args.gate = {at(type_, qg.data, size), qg.width, 2 * size};
+          args.k = {k.data, k.width, size};
+          args.v = {v.data, v.width, size};
+          args.cache = pass_->past.keys_values(layer_);
+          args.selection = selection;
+          args.out = out.out();
+          return ops::sparse_attention(ctx_,
+                                       {type_, c_.num_attention_heads, c_.num_key_value_heads, c_.head_dim, tokens_,
+                                        past_, c_.indexer_compress_ratio, 1 / std::sqrt(static_cast<float>(size))},
+                                       args, where);
+        }));
     if (steps_.observed()) QUERN_TRY_VOID(show_cache());
     return linear("self_attn.o_proj", out, w.out, c_.hidden_size);
   }
@@ -329,12 +361,16 @@ class Forward {
     QUERN_TRY(selection.counts, take_array<int32_t>(tokens_));
     const Shown blocks({selection.blocks, tokens_, selection.stride}, "blocks", DType::i32);
     const Shown counts({selection.counts, tokens_, 1}, "counts", DType::i32);
-    QUERN_TRY_VOID(steps_.step("self_attn.indexer", "block_index", {blocks, counts}, [&](std::string_view where) {
-      return ops::block_index(
-          ctx_, {type_, c_.indexer_n_heads, size, c_.indexer_compress_ratio, budget, tokens_, past_, c_.rms_norm_eps},
-          {z.in(), w.index_q_norm, w.index_k_norm, pass_->model.frequencies, pass_->past.block_keys(layer_), selection},
-          where);
-    }));
+    QUERN_TRY_VOID(steps_.step("self_attn.indexer", {"block_index", ops::block_index_variant(type_, ctx_.features)},
+                               {blocks, counts}, [&](std::string_view where) {
+                                 return ops::block_index(
+                                     ctx_,
+                                     {type_, c_.indexer_n_heads, size, c_.indexer_compress_ratio, budget, tokens_,
+                                      past_, c_.rms_norm_eps},
+                                     {z.in(), w.index_q_norm, w.index_k_norm, pass_->model.frequencies,
+                                      pass_->past.block_keys(layer_), selection},
+                                     where);
+                               }));
     if (steps_.observed()) {
       const ops::BlockIndexState state = pass_->past.block_keys(layer_);
       QUERN_TRY_VOID(steps_.show({{state.keys, complete, size}, "keys"}));
@@ -353,17 +389,20 @@ class Forward {
     QUERN_TRY(float* shares, take_array<float>(tokens_ * chosen));
     const Shown choices({experts, tokens_, chosen}, "experts", DType::i32);
     const Shown weights({shares, tokens_, chosen}, "weights", DType::f32);
-    QUERN_TRY_VOID(steps_.step("mlp.route", "moe_route", {choices, weights}, [&](std::string_view where) {
-      return ops::moe_route(ctx_, {type_, tokens_, c_.num_experts, chosen, c_.norm_topk_prob},
-                            {scores.in(), experts, shares}, where);
-    }));
+    QUERN_TRY_VOID(
+        steps_.step("mlp.route", {"moe_route", ops::kMoeRouteVariant}, {choices, weights}, [&](std::string_view where) {
+          return ops::moe_route(ctx_, {type_, tokens_, c_.num_experts, chosen, c_.norm_topk_prob},
+                                {scores.in(), experts, shares}, where);
+        }));
     QUERN_TRY(const Matrix y, take(c_.hidden_size));
-    QUERN_TRY_VOID(steps_.step("mlp.experts", "moe_matmul", {y}, [&](std::string_view where) {
-      const auto all = static_cast<size_t>(tokens_ * chosen);
-      return ops::moe_matmul(
-          ctx_, {type_, tokens_, c_.hidden_size, c_.moe_intermediate_size, c_.shared_expert_intermediate_size, chosen},
-          {u.in(), w->experts, w->shared, w->shared_gate, {experts, all}, {shares, all}, y.out()}, where);
-    }));
+    QUERN_TRY_VOID(steps_.step(
+        "mlp.experts", {"moe_matmul", ops::moe_matmul_variant(type_, ctx_.features)}, {y}, [&](std::string_view where) {
+          const auto all = static_cast<size_t>(tokens_ * chosen);
+          return ops::moe_matmul(
+              ctx_,
+              {type_, tokens_, c_.hidden_size, c_.moe_intermediate_size, c_.shared_expert_intermediate_size, chosen},
+              {u.in(), w->experts, w->shared, w->shared_gate, {experts, all}, {shares, all}, y.out()}, where);
+        }));
     return y;
   }
 
@@ -380,20 +419,21 @@ class Forward {
     QUERN_TRY(const Matrix query_normed, norm("ple.norm_query", x, w ? w->norm_query : nullptr, c_.hidden_size));
     const ops::PleParams params{type_, tokens_, c_.hidden_size, c_.hc_count};
     QUERN_TRY(const Matrix gated, take(width));
-    QUERN_TRY_VOID(steps_.step("ple.gate", "ple_gate", {gated}, [&](std::string_view where) {
+    QUERN_TRY_VOID(steps_.step("ple.gate", {"ple_gate", ops::kPleGateVariant}, {gated}, [&](std::string_view where) {
       return ops::ple_gate(ctx_, params, {key_normed.in(), query_normed.in(), value.in(), gated.out()}, where);
     }));
     QUERN_TRY(const Matrix normed, norm("ple.norm_conv", gated, w ? w->norm_conv : nullptr, c_.hidden_size));
     QUERN_TRY(const Matrix conv, take(width));
-    QUERN_TRY_VOID(steps_.step("ple.conv1d", "short_conv", {conv}, [&](std::string_view where) {
-      return ops::short_conv(ctx_, {type_, tokens_, width, c_.ple_conv_kernel_size, c_.ngram_size},
-                             {normed.in(), w->conv, pass_->past.ngram_conv_state(layer_), conv.out()}, where);
-    }));
+    QUERN_TRY_VOID(
+        steps_.step("ple.conv1d", {"short_conv", ops::kShortConvVariant}, {conv}, [&](std::string_view where) {
+          return ops::short_conv(ctx_, {type_, tokens_, width, c_.ple_conv_kernel_size, c_.ngram_size},
+                                 {normed.in(), w->conv, pass_->past.ngram_conv_state(layer_), conv.out()}, where);
+        }));
     if (steps_.observed()) {
       const int64_t past = ops::short_conv_past(c_.ple_conv_kernel_size, c_.ngram_size);
       QUERN_TRY_VOID(steps_.show({{pass_->past.ngram_conv_state(layer_), past, width}, "state"}));
     }
-    return steps_.step("ple.add", "ple_gate", {x}, [&](std::string_view where) {
+    return steps_.step("ple.add", {"ple_gate", ops::kPleAddVariant}, {x}, [&](std::string_view where) {
       return ops::ple_add(ctx_, params, {x.out(), gated.in(), conv.in()}, where);
     });
   }
@@ -404,18 +444,20 @@ class Forward {
     QUERN_TRY(int64_t * rows, take_array<int64_t>(tokens_ * heads));
     const auto all = static_cast<size_t>(tokens_ * heads);
     const Shown shown({rows, tokens_, heads}, {}, DType::i64);
-    QUERN_TRY_VOID(steps_.step("ple.ngram_ids", "ngram_ids", {shown}, [&](std::string_view where) {
-      // An n-gram reaches back ngram_size - 1 tokens.
-      const int64_t begin = std::max<int64_t>(0, past_ - (c_.ngram_size - 1));
-      const auto ids = pass_->ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(past_ + tokens_ - begin));
-      return ops::ngram_ids(ctx_, {c_.ngram_size, c_.heads_per_ngram, c_.vocab_size, c_.eos_token_ids.front()},
-                            {w->hash.multipliers, w->hash.sizes, w->hash.offsets, ids, past_ - begin, {rows, all}},
-                            where);
-    }));
+    QUERN_TRY_VOID(
+        steps_.step("ple.ngram_ids", {"ngram_ids", ops::kNgramIdsVariant}, {shown}, [&](std::string_view where) {
+          // An n-gram reaches back ngram_size - 1 tokens.
+          const int64_t begin = std::max<int64_t>(0, past_ - (c_.ngram_size - 1));
+          const auto ids = pass_->ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(past_ + tokens_ - begin));
+          return ops::ngram_ids(ctx_, {c_.ngram_size, c_.heads_per_ngram, c_.vocab_size, c_.eos_token_ids.front()},
+                                {w->hash.multipliers, w->hash.sizes, w->hash.offsets, ids, past_ - begin, {rows, all}},
+                                where);
+        }));
     QUERN_TRY(const Matrix e, take(c_.ple_embed_dim));
-    QUERN_TRY_VOID(steps_.step("ple.ngram_embedding", "ngram_embed", {e}, [&](std::string_view where) {
-      return look_up(*w, {rows, all}, e, where);
-    }));
+    QUERN_TRY_VOID(
+        steps_.step("ple.ngram_embedding", {"ngram_embed", ops::kNgramEmbedVariant}, {e}, [&](std::string_view where) {
+          return look_up(*w, {rows, all}, e, where);
+        }));
     return e;
   }
 
@@ -437,15 +479,18 @@ class Forward {
     return y;
   }
   Result<void> linear_into(std::string_view name, const Matrix& x, const void* weight, const Matrix& y) {
-    return steps_.step(name, "linear", {y}, [&](std::string_view where) {
-      return ops::linear(ctx_, {type_, DType::bf16, x.rows, y.width, x.width}, {x.in(), weight, y.out()}, where);
+    constexpr DType kWeights = DType::bf16;  // as in the file, whatever is computed in
+    const Kernel kernel{"linear", ops::linear_variant(kWeights, ctx_.features)};
+    return steps_.step(name, kernel, {y}, [&](std::string_view where) {
+      return ops::linear(ctx_, {type_, kWeights, x.rows, y.width, x.width}, {x.in(), weight, y.out()}, where);
     });
   }
 
+  Kernel norm_kernel() const { return {"centred_rms_norm", ops::centred_rms_norm_variant(type_, ctx_.features)}; }
   // Centred norm of rows in groups.
   Result<Matrix> norm(std::string_view name, const Matrix& x, const void* weight, int64_t group) {
     QUERN_TRY(const Matrix y, take(x.rows, x.width));
-    QUERN_TRY_VOID(steps_.step(name, "centred_rms_norm", {y}, [&](std::string_view where) {
+    QUERN_TRY_VOID(steps_.step(name, norm_kernel(), {y}, [&](std::string_view where) {
       return ops::centred_rms_norm(ctx_, {type_, x.rows, x.width, group, c_.rms_norm_eps},
                                    {x.data, {1, 0, x.width}, weight, y.data, {1, 0, y.width}}, where);
     }));
@@ -453,13 +498,13 @@ class Forward {
   }
   Result<void> norm_heads(std::string_view name, const Matrix& x, const ops::RowLayout& layout, int64_t heads,
                           const void* weight) {
-    return steps_.step(name, "centred_rms_norm", {x}, [&](std::string_view where) {
+    return steps_.step(name, norm_kernel(), {x}, [&](std::string_view where) {
       return ops::centred_rms_norm(ctx_, {type_, tokens_ * heads, c_.head_dim, c_.head_dim, c_.rms_norm_eps},
                                    {x.data, layout, weight, x.data, layout}, where);
     });
   }
   Result<void> rotate(std::string_view name, const Matrix& x, const ops::RowLayout& layout, int32_t heads) {
-    return steps_.step(name, "partial_rope", {x}, [&](std::string_view where) {
+    return steps_.step(name, {"partial_rope", ops::kPartialRopeVariant}, {x}, [&](std::string_view where) {
       return ops::partial_rope(ctx_, {type_, tokens_, heads, c_.head_dim, c_.rotary_dim},
                                {x.data, layout, cos_, sin_, x.data, layout}, where);
     });
@@ -513,7 +558,6 @@ class Forward {
       static_cast<float*>(to)[i] = brain_to_float(brain);
     }
   }
-  void copy_brain(const void* from, void* to, int64_t count) const { copy_brain(from, type_, to, count); }
 
   // "<name><part>" where names are kept; the listing alone looks at it.
   std::string_view site(const char* name, const char* part) {
@@ -537,10 +581,18 @@ class Forward {
 
 }  // namespace
 
-std::vector<Qwen4ExpStep> list_qwen4_exp_steps(const Qwen4ExpConfig& config) {
-  std::vector<Qwen4ExpStep> steps;
-  const Result<void> listed = Forward(config, steps).chunk();
-  QUERN_CHECK(listed.ok(), "listing takes nothing that can fail");
+std::vector<Qwen4ExpStep> list_qwen4_exp_steps(const Qwen4ExpConfig& config, DType type,
+                                               const cpu::Features& features) {
+  const auto list = [&](int64_t tokens) {
+    std::vector<Qwen4ExpStep> steps;
+    const Result<void> listed = Forward(config, type, features, tokens, steps).chunk();
+    QUERN_CHECK(listed.ok(), "listing takes nothing that can fail");
+    return steps;
+  };
+  std::vector<Qwen4ExpStep> steps = list(kChunkTokens);
+  const std::vector<Qwen4ExpStep> single = list(1);
+  QUERN_CHECK(single.size() == steps.size(), "the same steps for any number of tokens");
+  for (size_t i = 0; i < steps.size(); ++i) steps[i].token_variant = single[i].variant;
   return steps;
 }
 

@@ -7,10 +7,12 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
 #include "base/error.h"
+#include "cpu/features.h"
 #include "model/line.h"
 #include "model/qwen4_exp_config.h"
 #include "model/qwen4_exp_past.h"
@@ -22,13 +24,16 @@ namespace quern::model {
 // One call of a room, in the order of execution.
 struct Qwen4ExpStep {
   std::string name;  // of the weight it reads where it reads one, as in "layers.3.self_attn.q_proj"
-  std::string room;
+  std::string_view room;
+  // The kernel that the room selects for what the call asks of it: for several tokens, and for a single one.
+  std::string_view variant, token_variant;
 };
 
 // What one step did in the latest pass, added up over its chunks.
 struct Qwen4ExpStepCost {
   int64_t ns = 0;
   uint64_t bytes_copied = 0;
+  std::string_view variant;  // of the last chunk; empty where the step did not run
 };
 
 // The model as a pass needs it; immutable, shared by all timelines.
@@ -39,8 +44,8 @@ struct Qwen4ExpModel {
   std::vector<Qwen4ExpStep> steps;  // filled by list_qwen4_exp_steps()
 };
 
-// The steps of every pass. Needs config only.
-std::vector<Qwen4ExpStep> list_qwen4_exp_steps(const Qwen4ExpConfig& config);
+// The steps of every pass, with the kernels for this type of the model under these features.
+std::vector<Qwen4ExpStep> list_qwen4_exp_steps(const Qwen4ExpConfig& config, DType type, const cpu::Features& features);
 
 struct Qwen4ExpPass {
   const Qwen4ExpModel& model;

@@ -329,7 +329,24 @@ TEST_F(Qwen4Exp, EveryStepIsInTheReport) {
   EXPECT_EQ(report[0].node, "embed_tokens");
   EXPECT_EQ(report[0].bytes_copied, 9u * 2 * 16 * 2);
   EXPECT_TRUE(std::all_of(report.begin(), report.end(), [](const NodeReport& row) { return row.owner == "kernel"; }));
-  EXPECT_EQ(line->graph_report(nullptr).size(), report.size());
+  const auto listed = line->graph_report(nullptr);
+  ASSERT_EQ(listed.size(), report.size());
+  // What a pass ran, which for one form depends on its tokens.
+  Logits row(50);
+  ASSERT_TRUE(line->forward(*state, some_ids(1), {}, row).ok());
+  const auto single = line->graph_report(state.get());
+  for (size_t i = 0; i < report.size(); ++i) {
+    EXPECT_FALSE(report[i].variant.empty()) << report[i].node;
+    EXPECT_EQ(report[i].variant, listed[i].variant) << report[i].node;
+    EXPECT_EQ(report[i].reason, "called by the model") << report[i].node;
+    if (report[i].op == "gated_delta_rule") {
+      EXPECT_TRUE(report[i].variant.starts_with("delta_rule_chunked_")) << report[i].variant;
+      EXPECT_TRUE(single[i].variant.starts_with("delta_rule_recurrent_")) << single[i].variant;
+      EXPECT_EQ(listed[i].reason, "called by the model; a single token runs " + single[i].variant);
+    } else {
+      EXPECT_EQ(single[i].variant, report[i].variant) << report[i].node;
+    }
+  }
 }
 
 TEST_F(Qwen4Exp, CallsThatAreRefusedLeaveTheTimeline) {
@@ -429,13 +446,88 @@ TEST_F(Qwen4Exp, WidthsThatTheRoomsDoNotHave) {
 
 TEST(Qwen4ExpSteps, AreListedWithoutWeights) {
   const auto config = Qwen4ExpConfig::parse(test::tiny_qwen4_config().dump(), "c").value();
-  const auto steps = list_qwen4_exp_steps(config);
+  const auto steps = list_qwen4_exp_steps(config, DType::bf16, {});
   ASSERT_FALSE(steps.empty());
   EXPECT_EQ(steps.front().name, "embed_tokens");
   EXPECT_EQ(steps.back().name, "lm_head");
   EXPECT_TRUE(std::any_of(steps.begin(), steps.end(), [](const Qwen4ExpStep& s) {
     return s.name == "layers.3.self_attn.indexer.index_qk_proj" && s.room == "linear";
   }));
+}
+
+// Of the calls whose names end so: the room, and its kernel with T for the type that is computed in, V for the widest
+// vectors there are and N for vectors of at most 256 bits. Calls that are not here are projections.
+struct ExpectedKernel {
+  std::string_view end, room, kernel;
+};
+constexpr ExpectedKernel kExpectedKernels[] = {
+    {"embed_tokens", "gather", "gather_copy"},
+    {".hc_norm", "centred_rms_norm", "centred_rms_norm_T_N"},
+    {".q_norm", "centred_rms_norm", "centred_rms_norm_T_N"},
+    {".k_norm", "centred_rms_norm", "centred_rms_norm_T_N"},
+    {".norm_key", "centred_rms_norm", "centred_rms_norm_T_N"},
+    {".norm_query", "centred_rms_norm", "centred_rms_norm_T_N"},
+    {".norm_conv", "centred_rms_norm", "centred_rms_norm_T_N"},
+    {"ple.gate", "ple_gate", "ple_gate_reference"},
+    {"ple.add", "ple_gate", "ple_add_reference"},
+    {"ple.ngram_ids", "ngram_ids", "ngram_ids_portable"},
+    {"ple.ngram_embedding", "ngram_embed", "ngram_embed_copy"},
+    {"_hyper_connection.gate", "hyper_mix", "hyper_gate_T_N"},
+    {"_mixer.gate", "hyper_mix", "hyper_gate_T_N"},
+    {".mix", "hyper_mix", "hyper_mix_T_N"},
+    {".scatter", "hyper_mix", "hyper_scatter_T_N"},
+    {".conv1d", "short_conv", "short_conv_reference"},
+    {".delta_rule", "gated_delta_rule", "delta_rule_chunked_V"},
+    {"linear_attn.norm", "gated_norm", "gated_norm_reference"},
+    {"_rope", "partial_rope", "partial_rope_reference"},
+    {".indexer", "block_index", "block_score_T_V"},
+    {".attention", "sparse_attention", "sparse_tile_T_V"},
+    {"mlp.route", "moe_route", "moe_route_portable"},
+    {"mlp.experts", "moe_matmul", "linear_T_V"},
+};
+
+TEST(Qwen4ExpSteps, NameTheKernelThatTheirRoomSelects) {
+  const auto config = Qwen4ExpConfig::parse(test::tiny_qwen4_config().dump(), "c").value();
+  struct Machine {
+    cpu::Features features;
+    std::string narrow, wide;
+  };
+  std::vector<Machine> machines{{{}, "reference", "reference"}};
+#if defined(__x86_64__)
+  machines.push_back({{.avx2 = true}, "avx2", "avx2"});
+  machines.push_back({{.avx2 = true, .avx512vnni = true}, "avx2", "avx512vnni"});
+#endif
+  for (const auto& [features, narrow, wide] : machines) {
+    for (const DType type : {DType::f32, DType::bf16}) {
+      const auto expand = [&](std::string_view kernel) {
+        std::string text;
+        for (const char c : kernel) {
+          text += c == 'T'   ? type == DType::f32 ? "f32" : "bf16"
+                  : c == 'N' ? narrow
+                  : c == 'V' ? wide
+                             : std::string(1, c);
+        }
+        return text;
+      };
+      std::vector<bool> met(std::size(kExpectedKernels));
+      for (const Qwen4ExpStep& step : list_qwen4_exp_steps(config, type, features)) {
+        const auto* expected = std::find_if(std::begin(kExpectedKernels), std::end(kExpectedKernels),
+                                            [&](const ExpectedKernel& e) { return step.name.ends_with(e.end); });
+        if (expected == std::end(kExpectedKernels)) {
+          EXPECT_EQ(step.room, "linear") << step.name;
+          EXPECT_EQ(step.variant, "linear_bf16_" + wide) << step.name;
+          EXPECT_EQ(step.token_variant, step.variant) << step.name;
+          continue;
+        }
+        met[static_cast<size_t>(expected - kExpectedKernels)] = true;
+        EXPECT_EQ(step.room, expected->room) << step.name;
+        EXPECT_EQ(step.variant, expand(expected->kernel)) << step.name;
+        EXPECT_EQ(step.token_variant, step.room == "gated_delta_rule" ? "delta_rule_recurrent_" + wide : step.variant)
+            << step.name;
+      }
+      EXPECT_EQ(std::count(met.begin(), met.end(), false), 0) << wide;
+    }
+  }
 }
 
 }  // namespace

@@ -166,6 +166,35 @@ def test_inspect_lists_every_call_of_a_room(quern, speaking):
     assert sum(node["op"] == "moe_matmul" for node in nodes) == 8
 
 
+# Of the calls whose names end so, the kernel: T stands for the type that is computed in, V for an instruction set.
+KERNELS = {
+    ".mix": "hyper_mix_T_V", ".scatter": "hyper_scatter_T_V", "_hyper_connection.gate": "hyper_gate_T_V", ".hc_norm": "centred_rms_norm_T_V",
+    "delta_rule": "delta_rule_chunked_V", "in_proj_qkv": "linear_bf16_V", "lm_head": "linear_bf16_V", "mlp.gate": "linear_bf16_V",
+    "mlp.experts": "linear_T_V", ".attention": "sparse_tile_T_V", ".indexer": "block_score_T_V", "linear_attn.norm": "gated_norm_reference",
+    "conv1d": "short_conv_reference", "q_rope": "partial_rope_reference", "ple.gate": "ple_gate_reference", "ple.add": "ple_add_reference",
+    "mlp.route": "moe_route_portable", "ngram_ids": "ngram_ids_portable", "ngram_embedding": "ngram_embed_copy", "embed_tokens": "gather_copy",
+}
+
+
+@pytest.mark.parametrize("compute, kind", [("bf16", "bf16"), ("fp32", "f32")])
+@pytest.mark.parametrize("isa", ["scalar", ""])
+def test_inspect_names_the_kernels_that_run(quern, speaking, compute, kind, isa):
+    cap = {"QUERN_ISA": isa}
+    table = quern.json("inspect", "kernels", env=cap)["kernels"]
+    chosen = {row["symbol"] for row in table if row["chosen"]}
+    nodes = quern.json("inspect", speaking, "--compute", compute, env=cap)["nodes"]
+    for node in nodes:
+        symbol = node["variant"]
+        if symbol in {row["symbol"] for row in table}:
+            assert symbol in chosen, node
+        else:
+            assert symbol in KERNELS.values(), node
+    for end, kernel in KERNELS.items():
+        names = [node["variant"] for node in nodes if node["name"].endswith(end)]
+        pattern = kernel.replace("T", kind).replace("V", "reference" if isa else r"\w+")
+        assert names and all(re.fullmatch(pattern, name) for name in names), (end, names)
+
+
 def test_chat_goes_back_without_computing_again(quern, speaking, tmp_path):
     """The template leaves old reasoning out, and the states of the linear layers cannot be cut back."""
     folder = shutil.copytree(speaking, tmp_path / "talker")

@@ -31,6 +31,10 @@ constexpr TypedVariant<BlockScoreFunction> kLines[] = {
 #undef QUERN_KERNEL
 };
 
+const TypedVariant<BlockScoreFunction>& variant_for(DType type, const cpu::Features& features) {
+  return select_typed(std::span<const TypedVariant<BlockScoreFunction>>(kLines), type, features);
+}
+
 constexpr VariantInfo kVariants[] = {
 #define QUERN_KERNEL(isa, symbol, type) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol, #type}, )
 #include "ops/block_index/kernels.inc"
@@ -84,7 +88,7 @@ class BlockIndex {
         p_(params),
         a_(args),
         where_(where),
-        score_(select_typed(std::span<const TypedVariant<BlockScoreFunction>>(kLines), params.type, ctx.features).run),
+        score_(variant_for(params.type, ctx.features).run),
         end_(params.past + params.tokens),
         blocks_(end_ / params.ratio),
         // The first new token that sees more complete blocks than the budget.
@@ -227,6 +231,10 @@ class BlockIndex {
 }  // namespace
 
 std::span<const VariantInfo> block_index_variants() { return kVariants; }
+
+std::string_view block_index_variant(DType type, const cpu::Features& features) {
+  return variant_for(type, features).symbol;
+}
 
 Result<void> block_index(const Context& ctx, const BlockIndexParams& params, const BlockIndexArgs& args,
                          std::string_view where) {

@@ -66,4 +66,7 @@ Result<void> block_index(const Context& ctx, const BlockIndexParams& params, con
 // The lines of kernels.inc that are compiled in.
 std::span<const VariantInfo> block_index_variants();
 
+// Symbol of the variant that runs for this type under these features.
+std::string_view block_index_variant(DType type, const cpu::Features& features);
+
 }  // namespace quern::ops

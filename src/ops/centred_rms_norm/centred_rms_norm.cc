@@ -42,17 +42,24 @@ Result<void> check(const CentredRmsNormParams& p, std::string_view where) {
   return {};
 }
 
+const TypedVariant<CentredRmsNormKernel>& choose(DType type, const cpu::Features& features) {
+  return select_typed(std::span<const TypedVariant<CentredRmsNormKernel>>(kVariants), type, features);
+}
+
 }  // namespace
 
 std::span<const VariantInfo> centred_rms_norm_variants() { return kVariantInfos; }
+
+std::string_view centred_rms_norm_variant(DType type, const cpu::Features& features) {
+  return choose(type, features).symbol;
+}
 
 Result<void> centred_rms_norm(const Context& ctx, const CentredRmsNormParams& p, const CentredRmsNormArgs& a,
                               std::string_view where) {
   QUERN_TRY_VOID(check(p, where));
   if (p.rows <= 0) return {};
   QUERN_CHECK(a.x != nullptr && a.weight != nullptr && a.y != nullptr, "centred_rms_norm arguments");
-  const auto run =
-      select_typed(std::span<const TypedVariant<CentredRmsNormKernel>>(kVariants), p.type, ctx.features).run;
+  const auto run = choose(p.type, ctx.features).run;
   for_rows(ctx, p.rows, p.n, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; i++) {
       run({element_at(p.type, a.x, a.x_layout.offset(i)), a.weight, element_at(p.type, a.y, a.y_layout.offset(i)), p.n,

@@ -43,4 +43,7 @@ struct CentredRmsNormArgs {
 Result<void> centred_rms_norm(const Context& ctx, const CentredRmsNormParams& params, const CentredRmsNormArgs& args,
                               std::string_view where);
 
+// Symbol of the variant that runs for this type under these features.
+std::string_view centred_rms_norm_variant(DType type, const cpu::Features& features);
+
 }  // namespace quern::ops

@@ -25,10 +25,11 @@ struct Line {
   cpu::Isa isa;
   DeltaForm form;
   DeltaKernel* run;
+  std::string_view symbol;
 };
 
 constexpr Line kLines[] = {
-#define QUERN_KERNEL(isa, symbol, form) QUERN_ISA_LINE_##isa({cpu::Isa::isa, DeltaForm::form, &symbol}, )
+#define QUERN_KERNEL(isa, symbol, form) QUERN_ISA_LINE_##isa({cpu::Isa::isa, DeltaForm::form, &symbol, #symbol}, )
 #include "ops/gated_delta_rule/kernels.inc"
 #undef QUERN_KERNEL
 };
@@ -39,11 +40,11 @@ constexpr VariantInfo kVariantInfos[] = {
 #undef QUERN_KERNEL
 };
 
-DeltaKernel* choose(DeltaForm form, const cpu::Features& features) {
+const Line& choose(DeltaForm form, const cpu::Features& features) {
   const auto* line = std::find_if(std::begin(kLines), std::end(kLines),
                                   [&](const Line& l) { return l.form == form && features.has(l.isa); });
   QUERN_CHECK(line != std::end(kLines), "a scalar kernel of every form");
-  return line->run;
+  return *line;
 }
 
 constexpr float kNormEpsilon = 1e-6f;
@@ -135,6 +136,10 @@ void prepare(const GatedDeltaRuleParams& p, const GatedDeltaRuleArgs& a, int64_t
 
 std::span<const VariantInfo> gated_delta_rule_variants() { return kVariantInfos; }
 
+std::string_view gated_delta_rule_variant(DeltaForm form, const cpu::Features& features) {
+  return choose(form, features).symbol;
+}
+
 Result<void> gated_delta_rule(const Context& ctx, const GatedDeltaRuleParams& p, const GatedDeltaRuleArgs& a,
                               std::string_view where) {
   QUERN_TRY_VOID(check(p, where));
@@ -143,7 +148,7 @@ Result<void> gated_delta_rule(const Context& ctx, const GatedDeltaRuleParams& p,
   const int64_t floats = scratch_floats(p);
   QUERN_TRY(float* scratch,
             ctx.scratch->take<float>(static_cast<size_t>(ctx.pool->threads()) * static_cast<size_t>(floats)));
-  const auto run = choose(p.form, ctx.features);
+  const auto run = choose(p.form, ctx.features).run;
   const int64_t state_size = int64_t{p.key_size} * p.value_size;
   ctx.pool->parallel_for(p.value_heads, 1, [&](int64_t head_begin, int64_t head_end, int worker) {
     const Scratch s = cut(p, scratch + worker * floats);

@@ -61,4 +61,7 @@ struct GatedDeltaRuleArgs {
 Result<void> gated_delta_rule(const Context& ctx, const GatedDeltaRuleParams& params, const GatedDeltaRuleArgs& args,
                               std::string_view where);
 
+// Symbol of the variant that runs for this form under these features.
+std::string_view gated_delta_rule_variant(DeltaForm form, const cpu::Features& features);
+
 }  // namespace quern::ops

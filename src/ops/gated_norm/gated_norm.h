@@ -46,4 +46,7 @@ struct GatedNormArgs {
 Result<void> gated_norm(const Context& ctx, const GatedNormParams& params, const GatedNormArgs& args,
                         std::string_view where);
 
+// What runs on every machine, for reports.
+inline constexpr std::string_view kGatedNormVariant = "gated_norm_reference";
+
 }  // namespace quern::ops

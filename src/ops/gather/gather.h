@@ -40,4 +40,7 @@ Result<void> gather(const Context& ctx, const GatherParams& params, const Gather
 // [-rank, rank - 1] or a result rank above kMaxRank.
 Result<Shape> gather_shape(const Shape& data, const Shape& indices, int64_t axis, std::string_view where);
 
+// What runs on every machine, for reports.
+inline constexpr std::string_view kGatherVariant = "gather_copy";
+
 }  // namespace quern::ops

@@ -36,7 +36,7 @@ class Gather final : public Operator {
       : where_(std::move(where)), dtype_(dtype), index_dtype_(index_dtype), axis_(axis), copy_(std::move(copy)) {}
 
   DType output_dtype(int) const override { return dtype_; }
-  std::string_view variant() const override { return "gather_copy"; }
+  std::string_view variant() const override { return kGatherVariant; }
   // Holds for the integer tensors whose contents are tracked; others are never known.
   bool folds_known_values() const override { return true; }
 

@@ -26,18 +26,20 @@ namespace {
 
 // A line of kernels.inc; the pointer of its kind is set.
 struct Line {
-  constexpr Line(cpu::Isa i, DType t, HyperGateKernel* f) : isa(i), type(t), gate(f) {}
-  constexpr Line(cpu::Isa i, DType t, HyperMixKernel* f) : isa(i), type(t), mix(f) {}
-  constexpr Line(cpu::Isa i, DType t, HyperScatterKernel* f) : isa(i), type(t), scatter(f) {}
+  constexpr Line(cpu::Isa i, DType t, std::string_view s, HyperGateKernel* f) : isa(i), type(t), symbol(s), gate(f) {}
+  constexpr Line(cpu::Isa i, DType t, std::string_view s, HyperMixKernel* f) : isa(i), type(t), symbol(s), mix(f) {}
+  constexpr Line(cpu::Isa i, DType t, std::string_view s, HyperScatterKernel* f)
+      : isa(i), type(t), symbol(s), scatter(f) {}
   cpu::Isa isa;
   DType type;
+  std::string_view symbol;
   HyperGateKernel* gate = nullptr;
   HyperMixKernel* mix = nullptr;
   HyperScatterKernel* scatter = nullptr;
 };
 
 constexpr Line kLines[] = {
-#define QUERN_KERNEL(isa, symbol, kind, type) QUERN_ISA_LINE_##isa({cpu::Isa::isa, DType::type, &symbol}, )
+#define QUERN_KERNEL(isa, symbol, kind, type) QUERN_ISA_LINE_##isa({cpu::Isa::isa, DType::type, #symbol, &symbol}, )
 #include "ops/hyper_mix/kernels.inc"
 #undef QUERN_KERNEL
 };
@@ -48,14 +50,14 @@ constexpr VariantInfo kVariantInfos[] = {
 #undef QUERN_KERNEL
 };
 
-// The first kernel of a kind (a member of Line) and type whose instruction set may be used.
+// The first line of a kind (a member of Line) and type whose instruction set may be used.
 template <class Kernel>
-Kernel* choose(Kernel* Line::*kind, DType type, const cpu::Features& features) {
+const Line& choose(Kernel* Line::*kind, DType type, const cpu::Features& features) {
   const auto* line = std::find_if(std::begin(kLines), std::end(kLines), [&](const Line& l) {
     return l.*kind != nullptr && l.type == type && features.has(l.isa);
   });
   QUERN_CHECK(line != std::end(kLines), "a scalar kernel of every kind and type");
-  return line->*kind;
+  return *line;
 }
 
 Result<void> check(DType type, int64_t width, int32_t streams, std::string_view where) {
@@ -72,9 +74,19 @@ Result<void> check(DType type, int64_t width, int32_t streams, std::string_view 
 
 std::span<const VariantInfo> hyper_mix_variants() { return kVariantInfos; }
 
+std::string_view hyper_gate_variant(DType type, const cpu::Features& features) {
+  return choose(&Line::gate, type, features).symbol;
+}
+std::string_view hyper_mix_variant(DType type, const cpu::Features& features) {
+  return choose(&Line::mix, type, features).symbol;
+}
+std::string_view hyper_scatter_variant(DType type, const cpu::Features& features) {
+  return choose(&Line::scatter, type, features).symbol;
+}
+
 Result<void> hyper_gate(const Context& ctx, const HyperGateParams& p, RowsOut a, std::string_view where) {
   QUERN_TRY_VOID(check(p.type, p.rank, p.streams, where));
-  const auto run = choose(&Line::gate, p.type, ctx.features);
+  const auto run = choose(&Line::gate, p.type, ctx.features).gate;
   for_rows(ctx, p.rows, p.rank, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; i++) run({element_at(p.type, a.data, i * a.stride), p.rank, p.streams});
   });
@@ -83,7 +95,7 @@ Result<void> hyper_gate(const Context& ctx, const HyperGateParams& p, RowsOut a,
 
 Result<void> hyper_mix(const Context& ctx, const HyperMixParams& p, const HyperMixArgs& a, std::string_view where) {
   QUERN_TRY_VOID(check(p.type, p.hidden, p.streams, where));
-  const auto run = choose(&Line::mix, p.type, ctx.features);
+  const auto run = choose(&Line::mix, p.type, ctx.features).mix;
   for_rows(ctx, p.rows, p.hidden * p.streams, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; i++) {
       run({element_at(p.type, a.normed.data, i * a.normed.stride),
@@ -97,7 +109,7 @@ Result<void> hyper_mix(const Context& ctx, const HyperMixParams& p, const HyperM
 Result<void> hyper_scatter(const Context& ctx, const HyperMixParams& p, const HyperScatterArgs& a,
                            std::string_view where) {
   QUERN_TRY_VOID(check(p.type, p.hidden, p.streams, where));
-  const auto run = choose(&Line::scatter, p.type, ctx.features);
+  const auto run = choose(&Line::scatter, p.type, ctx.features).scatter;
   for_rows(ctx, p.rows, p.hidden * p.streams, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; i++) {
       run({element_at(p.type, a.x.data, i * a.x.stride), element_at(p.type, a.y.data, i * a.y.stride),

@@ -59,4 +59,9 @@ Result<void> hyper_scatter(const Context& ctx, const HyperMixParams& params, con
 // Errors of all three: unsupported for another type, bad_request for extents outside of the above; before anything is
 // written. `where` is the place for errors.
 
+// Symbols of the variants that run for this type under these features.
+std::string_view hyper_gate_variant(DType type, const cpu::Features& features);
+std::string_view hyper_mix_variant(DType type, const cpu::Features& features);
+std::string_view hyper_scatter_variant(DType type, const cpu::Features& features);
+
 }  // namespace quern::ops

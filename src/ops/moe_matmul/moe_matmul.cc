@@ -249,6 +249,10 @@ class Mixture {
 
 }  // namespace
 
+std::string_view moe_matmul_variant(DType type, const cpu::Features& features) {
+  return linear_variant(type, features);
+}
+
 Result<void> moe_matmul(const Context& ctx, const MoeMatmulParams& params, const MoeMatmulArgs& args,
                         std::string_view where) {
   QUERN_TRY_VOID(check(params, args, where));

@@ -55,4 +55,7 @@ struct MoeMatmulArgs {
 Result<void> moe_matmul(const Context& ctx, const MoeMatmulParams& params, const MoeMatmulArgs& args,
                         std::string_view where);
 
+// Symbol of the tile of ops/linear that multiplies for this type under these features.
+std::string_view moe_matmul_variant(DType type, const cpu::Features& features);
+
 }  // namespace quern::ops

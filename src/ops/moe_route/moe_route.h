@@ -43,4 +43,7 @@ struct MoeRouteArgs {
 Result<void> moe_route(const Context& ctx, const MoeRouteParams& params, const MoeRouteArgs& args,
                        std::string_view where);
 
+// What runs on every machine, for reports.
+inline constexpr std::string_view kMoeRouteVariant = "moe_route_portable";
+
 }  // namespace quern::ops

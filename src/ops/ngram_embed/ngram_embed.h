@@ -41,4 +41,7 @@ struct NgramEmbedArgs {
 Result<void> ngram_embed(const Context& ctx, const NgramEmbedParams& params, const NgramEmbedArgs& args,
                          std::string_view where);
 
+// What runs on every machine, for reports.
+inline constexpr std::string_view kNgramEmbedVariant = "ngram_embed_copy";
+
 }  // namespace quern::ops

@@ -69,4 +69,7 @@ struct NgramHashParams {
 // Errors: bad_request for params outside of the above, or where a row number would not fit 62 bits.
 Result<NgramHash> ngram_hash(const NgramHashParams& params, std::string_view where);
 
+// What runs on every machine, for reports.
+inline constexpr std::string_view kNgramIdsVariant = "ngram_ids_portable";
+
 }  // namespace quern::ops

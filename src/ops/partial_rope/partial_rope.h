@@ -58,4 +58,7 @@ struct PartialRopeArgs {
 Result<void> partial_rope(const Context& ctx, const PartialRopeParams& params, const PartialRopeArgs& args,
                           std::string_view where);
 
+// What runs on every machine, for reports.
+inline constexpr std::string_view kPartialRopeVariant = "partial_rope_reference";
+
 }  // namespace quern::ops

@@ -50,4 +50,8 @@ Result<void> ple_add(const Context& ctx, const PleParams& params, const PleAddAr
 // Errors of both: unsupported for another type, bad_request for extents outside of the above; before anything is
 // written. `where` is the place for errors.
 
+// What runs on every machine, for reports.
+inline constexpr std::string_view kPleGateVariant = "ple_gate_reference";
+inline constexpr std::string_view kPleAddVariant = "ple_add_reference";
+
 }  // namespace quern::ops

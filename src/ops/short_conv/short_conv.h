@@ -47,4 +47,7 @@ constexpr int64_t short_conv_past(int32_t taps, int32_t dilation) { return (int6
 Result<void> short_conv(const Context& ctx, const ShortConvParams& params, const ShortConvArgs& args,
                         std::string_view where);
 
+// What runs on every machine, for reports.
+inline constexpr std::string_view kShortConvVariant = "short_conv_reference";
+
 }  // namespace quern::ops

@@ -31,6 +31,10 @@ constexpr TypedVariant<SparseTileFunction> kLines[] = {
 #undef QUERN_KERNEL
 };
 
+const TypedVariant<SparseTileFunction>& variant_for(DType type, const cpu::Features& features) {
+  return select_typed(std::span<const TypedVariant<SparseTileFunction>>(kLines), type, features);
+}
+
 constexpr VariantInfo kVariants[] = {
 #define QUERN_KERNEL(isa, symbol, type) QUERN_ISA_LINE_##isa({cpu::Isa::isa, #symbol, #type}, )
 #include "ops/sparse_attention/kernels.inc"
@@ -102,7 +106,7 @@ class SparseAttention {
       : ctx_(ctx),
         p_(params),
         a_(args),
-        tile_(select_typed(std::span<const TypedVariant<SparseTileFunction>>(kLines), params.type, ctx.features).run),
+        tile_(variant_for(params.type, ctx.features).run),
         group_(params.query_heads / params.kv_heads) {
     int64_t most = 0;
     for (int64_t t = 0; t < p_.tokens; t++) most = std::max(most, keys_of(t));
@@ -258,6 +262,10 @@ class SparseAttention {
 }  // namespace
 
 std::span<const VariantInfo> sparse_attention_variants() { return kVariants; }
+
+std::string_view sparse_attention_variant(DType type, const cpu::Features& features) {
+  return variant_for(type, features).symbol;
+}
 
 Result<void> sparse_attention(const Context& ctx, const SparseAttentionParams& params, const SparseAttentionArgs& args,
                               std::string_view where) {

@@ -64,4 +64,7 @@ Result<void> sparse_attention(const Context& ctx, const SparseAttentionParams& p
 // The lines of kernels.inc that are compiled in.
 std::span<const VariantInfo> sparse_attention_variants();
 
+// Symbol of the variant that runs for this type under these features.
+std::string_view sparse_attention_variant(DType type, const cpu::Features& features);
+
 }  // namespace quern::ops
