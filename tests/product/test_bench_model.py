@@ -17,6 +17,7 @@ from compare.engines import Absent, engine, engines  # noqa: E402
 from compare.model_rows import Cell, by_machine, read_rows, row_of, stored  # noqa: E402
 from paired import built, machine, model_hash  # noqa: E402
 
+pytestmark = pytest.mark.module
 NAMES = ["ort", "quern", "ort_shared"]
 
 

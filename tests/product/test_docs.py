@@ -8,7 +8,8 @@ from documents import DOCUMENTS, QUOTED, ROOT, RUN, blocks, run_block, scratch_c
 
 # Compiles; test_packaging.py runs its blocks one after the other.
 SLOW = {"docs/cpp.md"}
-TO_RUN = [b for d in DOCUMENTS if d not in SLOW for b in blocks(d) if b.language in RUN and not b.left_out]
+TO_RUN = [pytest.param(b, id=f"{b.place}:{b.language}", marks=[pytest.mark.module] if b.language == "python" else [])
+          for d in DOCUMENTS if d not in SLOW for b in blocks(d) if b.language in RUN and not b.left_out]
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def scratch(quern, tmp_path_factory):
     return scratch_copy(tmp_path_factory.mktemp("docs"), pathlib.Path(quern.path).resolve().parent)
 
 
-@pytest.mark.parametrize("block", TO_RUN, ids=lambda block: block.place)
+@pytest.mark.parametrize("block", TO_RUN)
 def test_block_runs(block, scratch):
     run_block(block, scratch)
 

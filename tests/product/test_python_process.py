@@ -11,6 +11,8 @@ import pytest
 
 import quern
 
+pytestmark = pytest.mark.module
+
 
 @pytest.fixture(scope="module")
 def model(demo):
