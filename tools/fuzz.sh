@@ -10,7 +10,7 @@ failed=0
 cases=""
 mkdir -p build
 cmake -S . -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=clang++ -DQUERN_FUZZ=ON \
-  -DQUERN_TESTS=OFF >build/fuzz.log 2>&1 || { cat build/fuzz.log; exit 1; }
+  -DQUERN_CLI=OFF >build/fuzz.log 2>&1 || { cat build/fuzz.log; exit 1; }
 targets=$(cd fuzz && ls fuzz_*.cc | sed 's/\.cc$//')
 # shellcheck disable=SC2086
 ninja -C build/fuzz $targets >>build/fuzz.log 2>&1 || { tail -40 build/fuzz.log; exit 1; }

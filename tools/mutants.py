@@ -72,7 +72,8 @@ def build(targets):
     environment = {**os.environ, "CCACHE_BASEDIR": str(TREE), "CCACHE_NOHASHDIR": "1"}
     if not (BUILD / "build.ninja").exists():
         launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
-        subprocess.run(["cmake", "-S", TREE, "-B", BUILD, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DQUERN_PYTHON=OFF", *launcher],
+        subprocess.run(["cmake", "-S", TREE, "-B", BUILD, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DQUERN_TESTS=ON", "-DQUERN_CLI=OFF",
+                        *launcher],
                        check=True, stdout=subprocess.DEVNULL, env=environment)
     jobs = ["-j", os.environ["QUERN_JOBS"]] if "QUERN_JOBS" in os.environ else []
     done = subprocess.run(["ninja", "-C", BUILD, *jobs, *sorted(targets)], capture_output=True, text=True, env=environment)
