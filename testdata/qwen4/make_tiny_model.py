@@ -19,9 +19,10 @@ sys.path.insert(0, str(ROOT / "tests" / "oracle"))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from test_qwen4_model import Reference, first_of_equals, some_ids  # noqa: E402
+from test_qwen4_model import SEED, Reference, first_of_equals, some_ids  # noqa: E402
 from transformers.cache_utils import DynamicCache  # noqa: E402
 
+CHECKPOINT_SEED = 1
 TOKENS = 70  # more than the budget of the indexer, and than a chunk of the delta rule
 PROMPTS, GREEDY = 2, 32
 ROWS = 2  # of a layer's output
@@ -54,7 +55,8 @@ def main() -> None:
     ids = some_ids(TOKENS)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         folder = pathlib.Path(folder)
-        subprocess.run([sys.executable, ROOT / "tools" / "make_qwen4_checkpoint.py", folder, "--preset", "tiny"], check=True)
+        subprocess.run([sys.executable, ROOT / "tools" / "make_qwen4_checkpoint.py", folder, "--preset", "tiny", "--seed", str(CHECKPOINT_SEED)],
+                       check=True)
         digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
         exact, rounded = Reference(folder), Reference(folder, "bfloat16")
         prompts = [some_ids(12, seed) for seed in range(PROMPTS)]
@@ -67,7 +69,8 @@ def main() -> None:
             kept[f"layers.{i}.linear_attn.delta_rule/state"] = cache.layers[i].recurrent_states[0].flatten(0, 2).numpy()
         kept["layers.5.ple.conv1d/state"] = cache.layers[5].conv_states[1][0].T.numpy()
         kept["layers.7.self_attn.attention/keys.1"] = cache.layers[7].keys[0, 1].numpy()
-    made = {"generator": np.array(f"transformers {transformers.__version__}, torch {torch.__version__}"),
+    made = {"generator": np.array(f"transformers {transformers.__version__}, torch {torch.__version__}, seed {SEED}, "
+                                  f"checkpoint seed {CHECKPOINT_SEED}"),
             "checkpoint_sha256": np.array(digest), "ids": np.array(ids)}
     np.savez_compressed(sys.argv[1] if len(sys.argv) > 1 else HERE / "tiny_model.npz", **made, **kept)
 

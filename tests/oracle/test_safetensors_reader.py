@@ -78,7 +78,7 @@ def test_damaged_headers_are_judged_as_the_library_judges_them(tmp_path):
     ours = [view for start in range(0, len(cases), 500)
             for view in dump([tmp_path / f"{number}" for number in range(start, min(start + 500, len(cases)))])]
     read = refused = 0
-    for case, view in zip(cases, ours):
+    for case, view in zip(cases, ours, strict=True):
         error = view.get("error")
         if error and (error["code"] == "unsupported" or any(text in error["what"] for text in STRICTER)):
             continue

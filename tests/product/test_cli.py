@@ -218,8 +218,8 @@ def test_stop_id_ends_the_text(quern, broken):
 
 def test_full_context_ends_the_text(quern, block):
     out = quern.json("run", block, "--prompt-ids", ",".join(["7"] * 2046), "-n", "50", "--greedy")
-    if out["finish_reason"] == "length":
-        assert len(out["token_ids"]) == 3  # two positions, and one token behind the last
+    assert out["finish_reason"] == "length"
+    assert len(out["token_ids"]) == 3  # two positions, and one token behind the last
 
 
 @pytest.mark.parametrize("isa", ["scalar", "avx2"])
