@@ -51,7 +51,7 @@ CONVERSATIONS = {
     "ReasoningInText": [USER, says("<think>\nTwo and two.\n</think>\n\n4"), asks("Sure?"), says("<think>\n\n</think>\n\nYes")],
     "ReasoningUnclosed": [USER, says("<think>\nTwo"), asks("Go on"), says("and two</think>4</think>five")],
     "ReasoningThenTools": [USER, says("", reasoning_content="I need it.", tool_calls=[call("now", {})]), tool("12:00"),
-                           says("Noon", reasoning_content="So noon.")],
+                           says("Noon", reasoning_content="\nSo noon.\n\n")],
     "ToolCall": [USER, says("", tool_calls=[call("get_weather", ARGUMENTS)]), tool("{\"t\": 21}")],
     "ToolCallBare": [USER, says("Let me see.", tool_calls=[call("get_weather", ARGUMENTS, wrapped=False)]), tool("21")],
     "ToolCalls": [USER, says("Both:", tool_calls=[call("now", {}), call("get_weather", {"place": "Rome"})]), tool("12:00"),

@@ -10,7 +10,6 @@ import re
 import numpy as np
 import onnx
 import pytest
-from conftest import made_model
 from onnx import TensorProto, helper
 
 import quern
@@ -19,9 +18,9 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def model_06b(tmp_path_factory):
-    """The full 0.6b geometry, a session on it, and the feeds of a prefill."""
-    path = made_model(tmp_path_factory.mktemp("gates"), "--size", "0.6b")
+def model_06b(make_model):
+    """The full 0.6b geometry, a session on it, and the memory before it."""
+    path = make_model("--size", "0.6b")
     before = quern.memory_usage()
     session = quern.InferenceSession(str(path), threads=2)
     return path, session, before
