@@ -15,14 +15,6 @@ Result<void> check_ids(const ModelInfo& info, std::span<const int32_t> ids, std:
   return {};
 }
 
-Result<void> check_saved(const ModelInfo& info, std::span<const int32_t> ids, std::string_view where) {
-  if (ids.size() > static_cast<size_t>(info.context_tokens)) {
-    return Error{Errc::too_long, fmt::format("holds {} tokens, the context holds {}", ids.size(), info.context_tokens),
-                 std::string(where)};
-  }
-  return check_ids(info, ids, where);
-}
-
 Result<int64_t> check_call(const ModelInfo& info, int64_t length, std::span<const int32_t> ids, Rows wanted,
                            std::span<const float> logits) {
   const auto count = static_cast<int64_t>(ids.size());

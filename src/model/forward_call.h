@@ -14,9 +14,6 @@ namespace quern::model {
 // Errors: bad_request for an id outside [0, info.vocab), by position in `where`.
 Result<void> check_ids(const ModelInfo& info, std::span<const int32_t> ids, std::string_view where);
 
-// What a saved timeline may hold. Errors: those of check_ids(), and too_long for more ids than the context.
-Result<void> check_saved(const ModelInfo& info, std::span<const int32_t> ids, std::string_view where);
-
 // The first wanted row, counted from the first id of the call, for a timeline of `length` tokens. Errors: those that
 // Line::forward() promises about its arguments.
 Result<int64_t> check_call(const ModelInfo& info, int64_t length, std::span<const int32_t> ids, Rows wanted,

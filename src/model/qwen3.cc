@@ -257,9 +257,8 @@ nlohmann::json Qwen3Line::state_facts() const {
 }
 
 Result<std::unique_ptr<State>> Qwen3Line::load_state(const fs::path& path) const {
-  QUERN_TRY(StateFileReader file, StateFileReader::open(path));
-  QUERN_TRY_VOID(file.expect(state_facts()));
-  QUERN_TRY_VOID(check_saved(info_, file.head().ids, path.string()));
+  QUERN_TRY(StateFileReader file, StateFileReader::open(path, state_facts(), info_.context_tokens));
+  QUERN_TRY_VOID(check_ids(info_, file.head().ids, path.string()));
   QUERN_TRY(KvCache cache, KvCache::make(cache_shape));
   auto state = std::make_unique<Qwen3State>(*this, std::move(cache));
   QUERN_TRY_VOID(state->load(file));

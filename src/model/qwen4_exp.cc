@@ -209,9 +209,8 @@ nlohmann::json Qwen4ExpLine::state_facts() const {
 }
 
 Result<std::unique_ptr<State>> Qwen4ExpLine::load_state(const fs::path& path) const {
-  QUERN_TRY(StateFileReader file, StateFileReader::open(path));
-  QUERN_TRY_VOID(file.expect(state_facts()));
-  QUERN_TRY_VOID(check_saved(info_, file.head().ids, path.string()));
+  QUERN_TRY(StateFileReader file, StateFileReader::open(path, state_facts(), info_.context_tokens));
+  QUERN_TRY_VOID(check_ids(info_, file.head().ids, path.string()));
   QUERN_TRY_VOID(check_vision(file.head().ids, path.string()));
   QUERN_TRY(Qwen4ExpPast past, Qwen4ExpPast::make(model.config, model.weights->type()));
   auto state = std::make_unique<Qwen4ExpState>(*this, std::move(past));

@@ -144,7 +144,7 @@ StateFileReader::StateFileReader(StateFileReader&&) noexcept = default;
 StateFileReader& StateFileReader::operator=(StateFileReader&&) noexcept = default;
 StateFileReader::~StateFileReader() = default;
 
-Result<StateFileReader> StateFileReader::open(const fs::path& path) {
+Result<StateFileReader> StateFileReader::open(const fs::path& path, const nlohmann::json& facts, int64_t most_ids) {
   auto file = std::make_unique<File>();
   file->path = path;
   std::error_code failed;
@@ -154,29 +154,38 @@ Result<StateFileReader> StateFileReader::open(const fs::path& path) {
   file->stream = std::fopen(path.c_str(), "rb");
   if (failed || file->stream == nullptr) return io_error(path, "cannot be read");
   StateFileReader reader(std::move(file));
-  File& f = *reader.file_;
+  QUERN_TRY_VOID(reader.read_head(facts, most_ids));
+  return reader;
+}
+
+// What a damaged file states is compared before it decides how much memory is taken.
+Result<void> StateFileReader::read_head(const nlohmann::json& facts, int64_t most_ids) {
+  File& f = *file_;
   std::string magic(kMagic.size(), '\0');
   if (f.size < kMagic.size()) return f.refuse("is not a saved timeline");
-  QUERN_TRY_VOID(reader.read(std::as_writable_bytes(std::span(magic))));
+  QUERN_TRY_VOID(read(std::as_writable_bytes(std::span(magic))));
   if (magic != kMagic) {
     f.at = 0;
     return f.refuse("is not a saved timeline of this version of quern");
   }
   uint32_t facts_bytes = 0;
-  QUERN_TRY_VOID(reader.read(std::as_writable_bytes(std::span(&facts_bytes, 1))));
+  QUERN_TRY_VOID(read(std::as_writable_bytes(std::span(&facts_bytes, 1))));
   if (facts_bytes > std::min<uint64_t>(kLargestFacts, f.left())) {
     return f.refuse(fmt::format("a head of {} bytes does not fit", facts_bytes));
   }
-  std::string facts(facts_bytes, '\0');
-  QUERN_TRY_VOID(reader.read(std::as_writable_bytes(std::span(facts))));
-  f.head.facts = nlohmann::json::parse(facts, nullptr, false);
+  std::string text(facts_bytes, '\0');
+  QUERN_TRY_VOID(read(std::as_writable_bytes(std::span(text))));
+  f.head.facts = nlohmann::json::parse(text, nullptr, false);
   if (!f.head.facts.is_object()) return f.refuse("the head is not a JSON object");
+  QUERN_TRY_VOID(expect(facts));
   uint64_t ids = 0;
-  QUERN_TRY_VOID(reader.read(std::as_writable_bytes(std::span(&ids, 1))));
+  QUERN_TRY_VOID(read(std::as_writable_bytes(std::span(&ids, 1))));
   if (ids > f.left() / sizeof(int32_t)) return f.refuse(fmt::format("{} token ids do not fit", ids));
+  if (ids > static_cast<uint64_t>(most_ids)) {
+    return Error{Errc::too_long, fmt::format("holds {} tokens, the context holds {}", ids, most_ids), f.path.string()};
+  }
   f.head.ids.resize(static_cast<size_t>(ids));
-  QUERN_TRY_VOID(reader.read(std::as_writable_bytes(std::span(f.head.ids))));
-  return reader;
+  return read(std::as_writable_bytes(std::span(f.head.ids)));
 }
 
 const StateFileHead& StateFileReader::head() const { return file_->head; }

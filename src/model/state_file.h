@@ -47,15 +47,15 @@ class StateFileWriter {
 
 class StateFileReader {
  public:
-  // Errors: io; bad_request for a file that is no saved timeline or ends too early, with the path and the place.
-  static Result<StateFileReader> open(const std::filesystem::path& path);
+  // Of a file with exactly these facts and at most so many ids; both are known before memory is taken for the ids.
+  // Errors: io; bad_request for a file that is no saved timeline or ends too early, with the path and the place, and
+  // for another fact, by name; too_long, with both numbers; no_memory.
+  static Result<StateFileReader> open(const std::filesystem::path& path, const nlohmann::json& facts, int64_t most_ids);
   StateFileReader(StateFileReader&&) noexcept;
   StateFileReader& operator=(StateFileReader&&) noexcept;
   ~StateFileReader();
 
   const StateFileHead& head() const;
-  // Errors: bad_request naming the fact unless the file has exactly these.
-  Result<void> expect(const nlohmann::json& facts) const;
   // Fills `bytes`. What was read counts only once finish() has seen the checksum.
   Result<void> read(std::span<std::byte> bytes);
   Result<void> finish();
@@ -63,6 +63,8 @@ class StateFileReader {
  private:
   struct File;
   explicit StateFileReader(std::unique_ptr<File> file);
+  Result<void> read_head(const nlohmann::json& facts, int64_t most_ids);
+  Result<void> expect(const nlohmann::json& facts) const;
   std::unique_ptr<File> file_;
 };
 

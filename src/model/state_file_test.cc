@@ -32,7 +32,7 @@ class StateFile : public testing::Test {
   }
   // Reads everything; the first error on the way.
   Result<void> read() {
-    QUERN_TRY(StateFileReader reader, StateFileReader::open(path_));
+    QUERN_TRY(StateFileReader reader, StateFileReader::open(path_, {{"kv", "fp16"}}, 3));
     std::string payload(payload_.size(), ' ');
     QUERN_TRY_VOID(reader.read(std::as_writable_bytes(std::span(payload))));
     QUERN_TRY_VOID(reader.finish());
@@ -54,13 +54,38 @@ class StateFile : public testing::Test {
 TEST_F(StateFile, GivesBackWhatWasWritten) {
   write();
   EXPECT_TRUE(read().ok());
-  const StateFileReader reader = StateFileReader::open(path_).value();
-  EXPECT_TRUE(reader.expect({{"kv", "fp16"}}).ok());
-  const auto other = reader.expect({{"layers", 3}, {"kv", "fp32"}});
+}
+
+TEST_F(StateFile, OtherFactsAreRefusedByName) {
+  write();
+  EXPECT_TRUE(StateFileReader::open(path_, {{"kv", "fp16"}, {"layers", 3}}, 3).ok());
+  const auto other = StateFileReader::open(path_, {{"layers", 3}, {"kv", "fp32"}}, 3);
   ASSERT_FALSE(other.ok());
+  EXPECT_EQ(other.error().code, Errc::bad_request);
   EXPECT_NE(other.error().message().find("fp16"), std::string::npos) << other.error().message();
   EXPECT_NE(other.error().message().find("fp32"), std::string::npos);
-  EXPECT_FALSE(reader.expect({{"heads", 1}}).ok());
+  EXPECT_FALSE(StateFileReader::open(path_, {{"heads", 1}}, 3).ok());
+}
+
+// The size of a file says nothing: one with a hole takes no place on a disk.
+TEST_F(StateFile, MoreIdsThanTheContextAreRefusedBeforeMemoryIsTaken) {
+  write();
+  const auto refused = StateFileReader::open(path_, nlohmann::json::object(), 2);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Errc::too_long);
+  EXPECT_NE(refused.error().message().find("3 tokens"), std::string::npos) << refused.error().message();
+  constexpr uint64_t kIds = uint64_t{1} << 34;
+  std::string large = content();
+  const size_t count = large.find("}") + 1;
+  large.replace(count, sizeof kIds, reinterpret_cast<const char*>(&kIds), sizeof kIds);
+  put(large);
+  fs::resize_file(path_, kIds * sizeof(int32_t) + 1000);
+  const auto sparse = StateFileReader::open(path_, {{"kv", "fp16"}}, 1 << 20);
+  ASSERT_FALSE(sparse.ok());
+  EXPECT_EQ(sparse.error().code, Errc::too_long) << sparse.error().message();
+  const auto foreign = StateFileReader::open(path_, {{"kv", "fp32"}}, INT64_MAX);
+  ASSERT_FALSE(foreign.ok());
+  EXPECT_EQ(foreign.error().code, Errc::bad_request);
 }
 
 TEST_F(StateFile, EveryDamagedByteAndEveryCutIsNoticed) {
@@ -111,7 +136,7 @@ TEST_F(StateFile, WhatIsNoRegularFileIsNotReplacedAndLinksAreFollowed) {
     EXPECT_TRUE(fs::is_symlink(path));
   }
   for (const char* name : {"kept.state", "later.state"}) {
-    EXPECT_TRUE(StateFileReader::open(scratch_.path() / name).value().expect({{"kv", "int8"}}).ok());
+    EXPECT_TRUE(StateFileReader::open(scratch_.path() / name, {{"kv", "int8"}}, 0).ok());
   }
 }
 
@@ -131,10 +156,10 @@ TEST_F(StateFile, PlacesThatCannotBeWrittenOrReadAreInputOutputErrors) {
   const auto writer = StateFileWriter::create(scratch_.path() / "nowhere" / "f", {});
   ASSERT_FALSE(writer.ok());
   EXPECT_EQ(writer.error().code, Errc::io);
-  const auto reader = StateFileReader::open(scratch_.path() / "nothing");
+  const auto reader = StateFileReader::open(scratch_.path() / "nothing", {}, 0);
   ASSERT_FALSE(reader.ok());
   EXPECT_EQ(reader.error().code, Errc::io);
-  EXPECT_EQ(StateFileReader::open(scratch_.path()).error().code, Errc::io);
+  EXPECT_EQ(StateFileReader::open(scratch_.path(), {}, 0).error().code, Errc::io);
 }
 
 TEST(Fingerprint, NoticesAByteInEveryMebibyteOfLargePieces) {
