@@ -76,7 +76,8 @@ class Qwen4ExpState final : public State {
 
   const Qwen4ExpLine& line_;
   std::vector<int32_t> ids_;
-  Qwen4ExpPast past_;  // of the first past_.tokens() ids
+  Qwen4ExpPast past_;     // of the first past_.tokens() ids
+  int64_t prepared_ = 0;  // tokens that memory is counted for
   std::unique_ptr<cpu::Arena> scratch_;
   std::vector<Qwen4ExpStepCost> costs_;  // of the latest pass
   StateCounters counters_;
@@ -133,14 +134,17 @@ Result<void> Qwen4ExpState::reserve(int64_t tokens) {
     return Error{Errc::too_long, fmt::format("{} tokens do not fit the model's context of {}", tokens, context),
                  "prompt"};
   }
-  ids_.reserve(static_cast<size_t>(tokens));
-  past_.prepare(std::min(round_up(tokens, kTokenStep), context));
+  const int64_t rows = std::min(round_up(tokens, kTokenStep), context);
+  if (rows <= prepared_) return {};
+  ids_.reserve(static_cast<size_t>(rows));
+  past_.prepare(prepared_ = rows);
   return {};
 }
 
 Result<std::unique_ptr<State>> Qwen4ExpState::fork() const {
   QUERN_TRY(Qwen4ExpPast past, past_.fork());
   auto copy = std::make_unique<Qwen4ExpState>(line_, std::move(past));
+  QUERN_TRY_VOID(copy->reserve(length_tokens()));
   copy->ids_ = ids_;
   copy->counters_.bytes_copied = copy->counters_.cache_bytes_copied = past_.bytes();
   return std::unique_ptr<State>(std::move(copy));

@@ -419,6 +419,17 @@ TEST_F(Qwen4Exp, SteadyStateTakesNoMoreMemory) {
   EXPECT_EQ(state->bytes(), before);
 }
 
+TEST_F(Qwen4Exp, WhatIsReservedStaysReserved) {
+  const auto line = open(DType::bf16).value();
+  const auto state = line->new_state().value();
+  ASSERT_TRUE(state->reserve(200).ok());
+  const size_t reserved = state->bytes() - state->workspace_bytes();
+  ASSERT_TRUE(state->reserve(10).ok());
+  EXPECT_EQ(state->bytes() - state->workspace_bytes(), reserved);
+  forward(*line, *state, some_ids(3));
+  EXPECT_EQ(state->bytes() - state->workspace_bytes(), reserved);
+}
+
 TEST_F(Qwen4Exp, Float8WeightsAreNotReadWithoutTheirScales) {
   auto config = test::tiny_qwen4_config();
   config["quantization_config"] = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
