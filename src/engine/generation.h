@@ -31,6 +31,8 @@ struct GenerateOptions {
   int32_t repeat_guard = RepetitionGuard::kDefaultTimes;
   // Called for every token with the text that became complete by it (maybe none); false ends the generation.
   std::function<bool(std::string_view text, int32_t id)> on_token;
+  // Called where tokens are computed before the first one can be chosen, as after going back; may be empty.
+  std::function<void(int64_t done, int64_t total)> progress;
   CancelFlag cancel = nullptr;
 };
 

@@ -88,7 +88,12 @@ Result<std::string> Generator::advance() {
   if (!room_left()) return end(FinishReason::length, {});
   if (options_.cancel != nullptr && options_.cancel->load(std::memory_order_relaxed)) return cancel();
   const int64_t start = now_ns();
-  QUERN_TRY_VOID(session_->refresh_row());
+  AppendOptions prompt;
+  prompt.progress = options_.progress;
+  prompt.cancel = options_.cancel;
+  const Result<void> fresh = session_->refresh_row(prompt);
+  if (!fresh.ok() && fresh.error().code == Errc::cancelled) return cancel();
+  QUERN_TRY_VOID(fresh);
   QUERN_TRY(const int32_t id, session_->choose(sampler_, result_.timings));
   if (result_.token_ids.empty()) {
     result_.timings.first_token_ms = ms_since(start);

@@ -56,9 +56,11 @@ Result<void> Session::check(std::span<const int32_t> ids) const {
 Result<void> Session::compute(int64_t last, std::span<float> all_rows, const AppendOptions& options) {
   const int64_t vocab = engine_->info().vocab;
   const int64_t first_row = last - static_cast<int64_t>(all_rows.size()) / vocab;
-  const int64_t start = state_->length_tokens();
   QUERN_TRY_VOID(engine_->process().check());
   row_valid_ = false;
+  // What the model forgot by going back is computed like all else: in chunks, with progress and an end on request.
+  QUERN_TRY_VOID(state_->rewind(state_->computed_tokens()));
+  const int64_t start = state_->length_tokens();
   QUERN_TRY_VOID(state_->reserve(last));
   for (int64_t at = start; at < last;) {
     if (raised(options.cancel)) return was_cancelled("prompt");
@@ -114,11 +116,18 @@ Result<void> Session::logits(std::span<const int32_t> ids, std::span<float> logi
 }
 
 // Makes row_ the logits after the last token.
-Result<void> Session::refresh_row() {
+Result<void> Session::refresh_row(const AppendOptions& options) {
   const auto length = static_cast<int64_t>(tokens_.size());
-  if (row_valid_ && state_->length_tokens() == length) return {};
-  if (state_->length_tokens() == length) QUERN_TRY_VOID(state_->rewind(length - 1));
-  return compute(length, {}, {});
+  if (state_->length_tokens() == length) {
+    if (row_valid_) return {};
+    if (const auto kept = state_->kept_row(); !kept.empty()) {
+      std::ranges::copy(kept, row().begin());
+      row_valid_ = true;
+      return {};
+    }
+    QUERN_TRY_VOID(state_->rewind(length - 1));
+  }
+  return compute(length, {}, options);
 }
 
 Result<int32_t> Session::choose(Sampler& sampler, GenerateTimings& timings) {

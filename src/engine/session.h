@@ -77,7 +77,7 @@ class Session {
   Result<void> check(std::span<const int32_t> ids) const;
   Result<void> extend(std::span<const int32_t> ids, std::span<float> all_rows, const AppendOptions& options);
   Result<void> compute(int64_t last, std::span<float> all_rows, const AppendOptions& options);
-  Result<void> refresh_row();
+  Result<void> refresh_row(const AppendOptions& options);
   Result<int32_t> choose(Sampler& sampler, GenerateTimings& timings);
   std::span<float> row() const { return {row_.as<float>(), static_cast<size_t>(engine_->info().vocab)}; }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 
@@ -18,5 +19,22 @@ Result<void> check_ids(const ModelInfo& info, std::span<const int32_t> ids, std:
 // Line::forward() promises about its arguments.
 Result<int64_t> check_call(const ModelInfo& info, int64_t length, std::span<const int32_t> ids, Rows wanted,
                            std::span<const float> logits);
+
+// Takes the last token off `state`, a timeline of the line, and has forward() append it again. Where that breaks off,
+// by an error or by an exception, state.put_back() makes up for it. Errors: bad_request for an empty timeline and for
+// logits of another size; those of forward().
+template <class StateOfLine, class Forward>
+Result<void> compute_last_again(const ModelInfo& info, StateOfLine& state, std::span<const float> logits,
+                                Forward&& forward) {
+  if (state.length_tokens() == 0) return bad_request("ids", "are empty, at least one token id is needed");
+  const int32_t last = state.ids().back();
+  QUERN_TRY_VOID(check_call(info, state.length_tokens() - 1, {&last, 1}, {}, logits));
+  QUERN_TRY_VOID(state.rewind(state.length_tokens() - 1));
+  const auto put_back = [last](StateOfLine* broken) { broken->put_back(last); };
+  std::unique_ptr<StateOfLine, decltype(put_back)> breaks_off(&state, put_back);
+  QUERN_TRY_VOID(forward(std::span(&last, 1)));
+  (void)breaks_off.release();
+  return {};
+}
 
 }  // namespace quern::model

@@ -112,6 +112,11 @@ class State {
   virtual ~State() = default;
 
   virtual int64_t length_tokens() const = 0;
+  // How many of them the model remembers: all, or fewer after going back. forward() computes the others first, in one
+  // piece; whoever wants to see that go on takes them off and appends them again.
+  virtual int64_t computed_tokens() const { return length_tokens(); }
+  // The logits after the last token, where the timeline keeps them, else nothing. Valid until the timeline changes.
+  virtual std::span<const float> kept_row() const { return {}; }
   // Forgets everything, keeps the memory.
   virtual void reset() = 0;
   // Forgets all but the first `tokens` tokens. Errors: bad_request when there are fewer.
@@ -174,6 +179,11 @@ class Line {
   // `logits` is undefined.
   virtual Result<void> forward(State& state, std::span<const int32_t> ids, Rows wanted,
                                std::span<float> logits) const = 0;
+
+  // The logits after the last token of the timeline once more, [vocab] into `logits`: kept ones, or computed again,
+  // which they are where an observer looks on. Errors, before anything is computed: bad_request (a state of another
+  // line, an empty one, logits of another size); later: those of forward(). After an error the timeline is as before.
+  virtual Result<void> last_row(State& state, std::span<float> logits) const = 0;
 
   // One row a node in execution order; with the figures of the last forward of `state` unless that is null.
   virtual std::vector<NodeReport> graph_report(const State* state) const = 0;

@@ -69,6 +69,11 @@ class Qwen3State final : public State {
 
   const Qwen3Line& line() const { return line_; }
   Result<void> forward(std::span<const int32_t> ids, int64_t first_row, int64_t rows, std::span<float> logits);
+  // The last token, whose row was not lost by taking it off.
+  void put_back(int32_t id) {
+    tokens_.push_back(id);
+    cache_.set_length(cache_.length() + 1);
+  }
   std::vector<graph::ReportRow> report() const;
 
  private:
@@ -111,11 +116,15 @@ class Qwen3Line final : public Line {
   }
   Result<std::unique_ptr<State>> load_state(const fs::path& path) const override;
   Result<void> forward(State& state, std::span<const int32_t> ids, Rows wanted, std::span<float> logits) const override;
+  Result<void> last_row(State& state, std::span<float> logits) const override;
   std::vector<NodeReport> graph_report(const State* state) const override;
   MemoryReport memory() const override;
 
   // What a saved timeline must agree with.
   nlohmann::json state_facts() const;
+
+  // Errors: bad_request for a state of another line.
+  Result<Qwen3State*> own(State& state) const;
 
   // Attention masks of every length: all positions of a timeline are valid.
   const int64_t* ones() const { return ones_.data(); }
@@ -265,11 +274,20 @@ Result<std::unique_ptr<State>> Qwen3Line::load_state(const fs::path& path) const
   return std::unique_ptr<State>(std::move(state));
 }
 
+Result<Qwen3State*> Qwen3Line::own(State& state) const {
+  auto* own = dynamic_cast<Qwen3State*>(&state);
+  if (own != nullptr && &own->line() == this) return own;
+  return bad_request("state", "belongs to another model; a state is for the one that made it");
+}
+
+Result<void> Qwen3Line::last_row(State& base, std::span<float> logits) const {
+  QUERN_TRY(const auto state, own(base));
+  return compute_last_again(info_, *state, logits,
+                            [&](std::span<const int32_t> last) { return forward(base, last, {}, logits); });
+}
+
 Result<void> Qwen3Line::forward(State& base, std::span<const int32_t> ids, Rows wanted, std::span<float> logits) const {
-  auto* state = dynamic_cast<Qwen3State*>(&base);
-  if (state == nullptr || &state->line() != this) {
-    return bad_request("state", "belongs to another model; a state is for the one that made it");
-  }
+  QUERN_TRY(const auto state, own(base));
   QUERN_TRY(const int64_t first, check_call(info_, state->length_tokens(), ids, wanted, logits));
   auto done = state->forward(ids, first, wanted.count, logits);
   // What this line feeds was checked above, so a value or a shape that an operator refuses comes from the files.

@@ -42,6 +42,8 @@ class Qwen4ExpState final : public State {
   Qwen4ExpState(const Qwen4ExpLine& line, Qwen4ExpPast past);
 
   int64_t length_tokens() const override { return static_cast<int64_t>(ids_.size()); }
+  int64_t computed_tokens() const override { return past_.tokens(); }
+  std::span<const float> kept_row() const override { return has_row_ ? row() : std::span<const float>(); }
   void reset() override { cut(0); }
   Result<void> rewind(int64_t tokens) override {
     if (tokens < 0 || tokens > length_tokens()) {
@@ -57,7 +59,7 @@ class Qwen4ExpState final : public State {
   Result<void> load(StateFileReader& file);
   Result<void> reserve(int64_t tokens) override;
   size_t bytes() const override { return past_.bytes() + workspace_bytes(); }
-  size_t workspace_bytes() const override { return scratch_->capacity_bytes(); }
+  size_t workspace_bytes() const override { return scratch_->capacity_bytes() + row_.size(); }
   StateCounters counters() const override { return counters_; }
   Result<void> observe(Observer observer) override {
     observer_ = std::move(observer);
@@ -66,10 +68,16 @@ class Qwen4ExpState final : public State {
 
   const Qwen4ExpLine& line() const { return line_; }
   Result<void> forward(std::span<const int32_t> ids, int64_t first_row, int64_t rows, std::span<float> logits);
+  // The last token; what is remembered from before it stays as it is.
+  void put_back(int32_t id) { ids_.push_back(id); }
+  bool observed() const { return static_cast<bool>(observer_); }
   std::span<const Qwen4ExpStepCost> costs() const { return costs_; }
 
  private:
+  std::span<float> row() const { return {row_.as<float>(), static_cast<size_t>(row_.size() / sizeof(float))}; }
+  Result<void> make_row();
   void cut(int64_t tokens) {
+    has_row_ = has_row_ && tokens == length_tokens();
     ids_.resize(static_cast<size_t>(tokens));
     past_.go_back(tokens);
   }
@@ -78,6 +86,8 @@ class Qwen4ExpState final : public State {
   std::vector<int32_t> ids_;
   Qwen4ExpPast past_;     // of the first past_.tokens() ids
   int64_t prepared_ = 0;  // tokens that memory is counted for
+  cpu::Buffer row_;       // logits after the last id, where has_row_: to have them back takes a computation of
+  bool has_row_ = false;  // everything behind a snapshot
   std::unique_ptr<cpu::Arena> scratch_;
   std::vector<Qwen4ExpStepCost> costs_;  // of the latest pass
   StateCounters counters_;
@@ -103,6 +113,7 @@ class Qwen4ExpLine final : public Line {
   }
   Result<std::unique_ptr<State>> load_state(const fs::path& path) const override;
   Result<void> forward(State& state, std::span<const int32_t> ids, Rows wanted, std::span<float> logits) const override;
+  Result<void> last_row(State& state, std::span<float> logits) const override;
   std::vector<NodeReport> graph_report(const State* state) const override;
   MemoryReport memory() const override;
 
@@ -116,6 +127,8 @@ class Qwen4ExpLine final : public Line {
   const bool profile;
 
  private:
+  // Errors: bad_request for a state of another line.
+  Result<Qwen4ExpState*> own(State& state) const;
   // Errors: bad_request for an id in whose place the whole model has an image, by position in `where`.
   Result<void> check_vision(std::span<const int32_t> ids, std::string_view where) const;
 
@@ -146,14 +159,28 @@ Result<std::unique_ptr<State>> Qwen4ExpState::fork() const {
   auto copy = std::make_unique<Qwen4ExpState>(line_, std::move(past));
   QUERN_TRY_VOID(copy->reserve(length_tokens()));
   copy->ids_ = ids_;
+  if (has_row_) {
+    QUERN_TRY_VOID(copy->make_row());
+    std::ranges::copy(row(), copy->row().begin());
+    copy->has_row_ = true;
+  }
   copy->counters_.bytes_copied = copy->counters_.cache_bytes_copied = past_.bytes();
   return std::unique_ptr<State>(std::move(copy));
 }
 
+Result<void> Qwen4ExpState::make_row() {
+  if (row_.size() > 0) return {};
+  QUERN_TRY(row_,
+            cpu::Buffer::allocate(static_cast<size_t>(line_.info().vocab) * sizeof(float), cpu::MemoryTag::logits));
+  return {};
+}
+
 Result<void> Qwen4ExpState::save(const fs::path& path) const {
   QUERN_TRY(StateFileWriter file, StateFileWriter::create(path, {line_.state_facts(), ids_}));
-  const int64_t known = past_.tokens();
+  const int64_t known = past_.tokens(), kept = has_row_ ? 1 : 0;
   QUERN_TRY_VOID(file.write(std::as_bytes(std::span(&known, 1))));
+  QUERN_TRY_VOID(file.write(std::as_bytes(std::span(&kept, 1))));
+  QUERN_TRY_VOID(file.write(std::as_bytes(kept_row())));
   QUERN_TRY_VOID(past_.for_pieces(known, [&](std::span<std::byte> piece) { return file.write(piece); }));
   return file.finish();
 }
@@ -162,16 +189,25 @@ Result<void> Qwen4ExpState::save(const fs::path& path) const {
 Result<void> Qwen4ExpState::load(StateFileReader& file) {
   const std::vector<int32_t>& ids = file.head().ids;
   const auto tokens = static_cast<int64_t>(ids.size());
-  int64_t known = 0;
+  int64_t known = 0, kept = 0;
   QUERN_TRY_VOID(file.read(std::as_writable_bytes(std::span(&known, 1))));
+  QUERN_TRY_VOID(file.read(std::as_writable_bytes(std::span(&kept, 1))));
   if (known < 0 || known > tokens) {
     return bad_request("saved timeline", fmt::format("remembers {} of {} tokens", known, tokens));
+  }
+  if (kept < 0 || kept > std::min<int64_t>(1, tokens)) {
+    return bad_request("saved timeline", fmt::format("keeps {} rows of logits, allowed are 0 and 1", kept));
+  }
+  if (kept == 1) {
+    QUERN_TRY_VOID(make_row());
+    QUERN_TRY_VOID(file.read(std::as_writable_bytes(row())));
   }
   QUERN_TRY_VOID(reserve(tokens));
   QUERN_TRY_VOID(past_.for_pieces(known, [&](std::span<std::byte> piece) { return file.read(piece); }));
   QUERN_TRY_VOID(file.finish());
   past_.was_filled(known);
   ids_ = ids;
+  has_row_ = kept == 1;
   return {};
 }
 
@@ -180,19 +216,24 @@ Result<void> Qwen4ExpState::forward(std::span<const int32_t> ids, int64_t first_
                                     std::span<float> logits) {
   const auto length = ids_.size();
   const int64_t known = past_.tokens();
+  const bool keeps = rows > 0 && first_row + rows == static_cast<int64_t>(ids.size());
+  if (keeps) QUERN_TRY_VOID(make_row());
   QUERN_TRY_VOID(reserve(static_cast<int64_t>(length + ids.size())));
+  const auto go_back = [length](Qwen4ExpState* broken) {
+    broken->ids_.resize(length);
+    broken->past_.recover();
+    broken->past_.go_back(static_cast<int64_t>(length));
+  };
+  std::unique_ptr<Qwen4ExpState, decltype(go_back)> breaks_off(this, go_back);
   ids_.insert(ids_.end(), ids.begin(), ids.end());
   std::fill(costs_.begin(), costs_.end(), Qwen4ExpStepCost());
   ops::Counters counted;
   const ops::Context context{line_.pool, scratch_.get(), line_.features, &counted};
-  const Result<void> done = run_qwen4_exp({line_.model, past_, context, ids_, static_cast<int64_t>(length) + first_row,
-                                           rows, logits, costs_, line_.profile, observer_});
-  if (!done.ok()) {
-    ids_.resize(length);
-    past_.recover();
-    past_.go_back(static_cast<int64_t>(length));
-    return done;
-  }
+  QUERN_TRY_VOID(run_qwen4_exp({line_.model, past_, context, ids_, static_cast<int64_t>(length) + first_row, rows,
+                                logits, costs_, line_.profile, observer_}));
+  (void)breaks_off.release();
+  if (keeps) std::ranges::copy(logits.last(row().size()), row().begin());
+  has_row_ = keeps;
   counters_.forwards++;
   counters_.tokens += static_cast<uint64_t>(past_.tokens() - known);
   counters_.bytes_copied += counted.bytes_copied;
@@ -209,6 +250,7 @@ nlohmann::json Qwen4ExpLine::state_facts() const {
           {"model", fmt::format("{:016x}", fingerprint_)},
           {"layers", info_.layers},
           {"hidden", info_.hidden},
+          {"layout", 2},
           {"type", std::string(dtype_name(model.weights->type()))}};
 }
 
@@ -231,12 +273,26 @@ Result<void> Qwen4ExpLine::check_vision(std::span<const int32_t> ids, std::strin
       fmt::format("token id {} stands for an image or a video, and quern runs the text model only", *found));
 }
 
+Result<Qwen4ExpState*> Qwen4ExpLine::own(State& state) const {
+  auto* own = dynamic_cast<Qwen4ExpState*>(&state);
+  if (own != nullptr && &own->line() == this) return own;
+  return bad_request("state", "belongs to another model; a state is for the one that made it");
+}
+
+Result<void> Qwen4ExpLine::last_row(State& base, std::span<float> logits) const {
+  QUERN_TRY(const auto state, own(base));
+  const std::span<const float> kept = state->kept_row();
+  if (!kept.empty() && kept.size() == logits.size() && !state->observed()) {
+    std::ranges::copy(kept, logits.begin());
+    return {};
+  }
+  return compute_last_again(info_, *state, logits,
+                            [&](std::span<const int32_t> last) { return forward(base, last, {}, logits); });
+}
+
 Result<void> Qwen4ExpLine::forward(State& base, std::span<const int32_t> ids, Rows wanted,
                                    std::span<float> logits) const {
-  auto* state = dynamic_cast<Qwen4ExpState*>(&base);
-  if (state == nullptr || &state->line() != this) {
-    return bad_request("state", "belongs to another model; a state is for the one that made it");
-  }
+  QUERN_TRY(const auto state, own(base));
   QUERN_TRY(const int64_t first, check_call(info_, state->length_tokens(), ids, wanted, logits));
   QUERN_TRY_VOID(check_vision(ids, "ids"));
   return state->forward(ids, first, wanted.count, logits);
@@ -389,7 +445,7 @@ Result<MemoryNeed> estimate_memory(const Qwen4ExpConfig& config, DType type, con
   MemoryNeed need;
   need.mapped = weights.text;
   need.weights = weights.widened;
-  need.state = past.bytes() * (1 + Qwen4ExpPast::kSnapshots);
+  need.state = past.bytes() * (1 + Qwen4ExpPast::kSnapshots) + static_cast<size_t>(config.vocab_size) * sizeof(float);
   // About so many rows of all streams are alive at once where n-grams are added, in chunks of 512 tokens.
   constexpr int64_t kRows = 10, kChunkTokens = 512;
   const int64_t tokens = std::min<int64_t>(kChunkTokens, config.max_position_embeddings);

@@ -419,6 +419,54 @@ TEST_F(Qwen4Exp, SteadyStateTakesNoMoreMemory) {
   EXPECT_EQ(state->bytes(), before);
 }
 
+TEST_F(Qwen4Exp, TheLastRowIsKeptBySavingAndByForks) {
+  const auto line = open(DType::bf16).value();
+  const auto state = line->new_state().value();
+  const Logits all = forward(*line, *state, some_ids(30));
+  const std::span<const float> last = std::span(all).last(50);
+  ASSERT_TRUE(state->save(scratch_.path() / "state").ok());
+  const auto loaded = line->load_state(scratch_.path() / "state").value();
+  const auto fork = state->fork().value();
+  for (State* same : {state.get(), loaded.get(), fork.get()}) {
+    const uint64_t computed = same->counters().tokens;
+    Logits row(50);
+    ASSERT_TRUE(line->last_row(*same, row).ok());
+    EXPECT_TRUE(std::ranges::equal(row, last));
+    EXPECT_EQ(same->counters().tokens, computed);
+    // Not of a shorter timeline.
+    ASSERT_TRUE(same->rewind(29).ok());
+    EXPECT_TRUE(same->kept_row().empty());
+    ASSERT_TRUE(line->last_row(*same, row).ok());
+    EXPECT_LE(largest_difference(row, std::span(all).subspan(28 * 50, 50)), 0.05f);
+  }
+  // Rows before the last one are not kept in its place.
+  Logits rows(100);
+  ASSERT_TRUE(line->forward(*state, some_ids(3), {0, 2}, rows).ok());
+  EXPECT_TRUE(state->kept_row().empty());
+}
+
+TEST_F(Qwen4Exp, TheLastRowIsRefusedOrBreaksOffWithTheTimelineAsItWas) {
+  const auto line = open(DType::f32).value(), other = open(DType::f32).value();
+  const auto state = line->new_state().value();
+  Logits row(50);
+  EXPECT_EQ(line->last_row(*state, row).error().code, Errc::bad_request);
+  const Logits all = forward(*line, *state, some_ids(20));
+  const auto unchanged = [&] { return std::ranges::equal(state->ids(), some_ids(20)); };
+  EXPECT_EQ(other->last_row(*state, row).error().code, Errc::bad_request);
+  EXPECT_TRUE(unchanged());
+  EXPECT_EQ(line->last_row(*state, std::span(row).first(49)).error().code, Errc::bad_request);
+  EXPECT_TRUE(unchanged());
+  ASSERT_TRUE(state->observe([](const StepResult&) -> Result<void> { return bad_request("observer", "no"); }).ok());
+  EXPECT_EQ(line->last_row(*state, row).error().where, "observer");
+  EXPECT_TRUE(unchanged());
+  ASSERT_TRUE(state->observe([](const StepResult&) -> Result<void> { throw std::bad_alloc(); }).ok());
+  EXPECT_THROW((void)line->last_row(*state, row), std::bad_alloc);
+  EXPECT_TRUE(unchanged());
+  ASSERT_TRUE(state->observe({}).ok());
+  ASSERT_TRUE(line->last_row(*state, row).ok());
+  EXPECT_LE(largest_difference(row, std::span(all).last(50)), kTolerance);
+}
+
 TEST_F(Qwen4Exp, WhatIsReservedStaysReserved) {
   const auto line = open(DType::bf16).value();
   const auto state = line->new_state().value();

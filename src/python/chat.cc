@@ -56,6 +56,7 @@ void PyChat::begin(nb::handle text, const GenerateArguments& arguments, Interrup
   engine::AskOptions options;
   options.generate = options_of(*conversation_->format().engine(), arguments);
   options.generate.cancel = interruptions.flag();
+  options.generate.progress = interruptions.append_options().progress;
   options.thinking = thinking;
   options.progress = interruptions.append_options().progress;
   turn_++;

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "engine/engine.h"
+#include "engine/no_memory.h"
 #include "engine/session.h"
 #include "python/arrays.h"
 #include "python/chat.h"
@@ -157,11 +158,13 @@ class LLM {
     return array_out(tensor, std::move(storage));
   }
 
-  PyState new_state() const { return {engine_, take(engine_->line().new_state())}; }
+  PyState new_state() const {
+    return {engine_, take(engine::or_no_memory("state", [&] { return engine_->line().new_state(); }))};
+  }
   PyState load_state(nb::object path) const {
     const std::string file = path_in(path, "path");
     const LockReleased released;
-    return {engine_, take(engine_->line().load_state(file))};
+    return {engine_, take(engine::or_no_memory("state", [&] { return engine_->line().load_state(file); }))};
   }
 
   ArrayOut forward(PyState& state, nb::handle appended, nb::handle observe) const {
@@ -191,12 +194,11 @@ class LLM {
       const LockReleased released;
       storage = state.free_row(vocab * sizeof(float));
       model::State& timeline = *state.state;
-      std::vector<int32_t> appended = ids;
-      if (ids.empty() && timeline.length_tokens() > 0) {
-        appended = {timeline.ids().back()};
-        take(timeline.rewind(timeline.length_tokens() - 1));
-      }
-      take(engine_->line().forward(timeline, appended, model::Rows{}, {storage->as<float>(), vocab}));
+      const std::span<float> row(storage->as<float>(), vocab);
+      take(engine::or_no_memory("state", [&] {
+        return ids.empty() ? engine_->line().last_row(timeline, row)
+                           : engine_->line().forward(timeline, ids, model::Rows{}, row);
+      }));
     }
     return array_out(tensor, std::move(storage));
   }
@@ -249,7 +251,7 @@ void bind_llm(nb::module_& m) {
           "fork",
           [](const PyState& s) {
             const auto held = s.hold();
-            return PyState{s.engine, take(s.state->fork())};
+            return PyState{s.engine, take(engine::or_no_memory("state", [&] { return s.state->fork(); }))};
           },
           "An independent copy. Raises quern.Error: no_memory.")
       .def(
@@ -258,7 +260,7 @@ void bind_llm(nb::module_& m) {
             const std::string file = path_in(path, "path");
             const auto held = s.hold();
             const LockReleased released;
-            take(s.state->save(file));
+            take(engine::or_no_memory("state", [&] { return s.state->save(file); }));
           },
           nb::arg("path"),
           "Writes the timeline to a file, which appears whole or not at all; LLM.load_state() of the same model reads "
@@ -298,7 +300,7 @@ void bind_llm(nb::module_& m) {
       .def("forward", &LLM::forward, nb::arg("state"), nb::arg("ids").none(), nb::kw_only(),
            nb::arg("observe") = nb::none(),
            "Appends a sequence of ids to a State of this model; returns the logits of the token after the last of "
-           "them, a float32 array [vocab]. Without ids the last token of the State is computed again.\n\n"
+           "them, a float32 array [vocab]. Without ids they are those after the last token of the State.\n\n"
            "Raises quern.Error: bad_request (no ids for an empty State, an id outside the vocabulary, a State of "
            "another model or in use "
            "by another thread), too_long (more tokens than the context), no_memory. The State is then as before.\n\n"

@@ -426,6 +426,30 @@ def test_states_are_timelines(demo):
     refused("bad_request", state.rewind, 10_000)
 
 
+def test_a_last_token_that_cannot_be_computed_again_stays(demo):
+    ids = [5, 6, 7]
+    state = demo.new_state()
+    row = demo.forward(state, ids)
+    refused("bad_request", quern.LLM(DEMO).forward, state, [])
+    assert state.length == 3
+    np.testing.assert_array_equal(demo.forward(state, []), row)
+
+    model = quern.LLM(ROOT / "models" / "demo-qwen4", threads=2)
+    state = model.new_state()
+    row = model.forward(state, ids)
+
+    def broken(node, part, array):
+        raise KeyError("seen enough")
+
+    with pytest.raises(KeyError, match="seen enough"):
+        model.forward(state, [], observe=broken)
+    assert state.length == 3
+    again = model.forward(state, [])
+    np.testing.assert_allclose(again, row, atol=0.05 * np.abs(row).max())
+    refused("bad_request", demo.forward, state, [])
+    assert state.length == 3
+
+
 def test_a_saved_timeline_goes_on(demo, tmp_path):
     ids = demo.tokenize("And God said, Let there be light")
     state = demo.new_state()
