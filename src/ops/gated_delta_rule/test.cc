@@ -201,20 +201,35 @@ TEST(GatedDeltaRule, EpsilonOfTheNormIsAddedToTheSumOfSquares) {
   }
 }
 
+// Bfloat16 values that lie at most so many of them apart.
+void expect_units_apart(const std::vector<float>& found, const std::vector<float>& expected, float units) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); i++) {
+    const float largest = std::max(std::fabs(found[i]), std::fabs(expected[i]));
+    const float unit = largest == 0 ? 0 : std::ldexp(1.0f, std::ilogb(largest) - 7);
+    EXPECT_LE(std::fabs(found[i] - expected[i]), units * unit) << i << ": " << found[i] << ", " << expected[i];
+  }
+}
+
 TEST(GatedDeltaRule, ChunkedAndRecurrentAgreeAndMayFollowEachOther) {
   Machine machine(2);
   const std::array<int32_t, 4> sizes{2, 6, 16, 24};
-  const Layer recurrent(DType::f32, DeltaForm::recurrent, 150, sizes),
-      chunked(DType::f32, DeltaForm::chunked, 150, sizes);
-  Layer mixed(DType::f32, DeltaForm::chunked, 150, sizes);
-  ASSERT_TRUE(recurrent.run(machine, 0, 150).ok());
-  ASSERT_TRUE(chunked.run(machine, 0, 150).ok());
-  ASSERT_TRUE(mixed.run(machine, 0, 70).ok());
-  mixed.params.form = DeltaForm::recurrent;
-  ASSERT_TRUE(mixed.run(machine, 70, 150).ok());
-  for (const auto* l : {&chunked, static_cast<const Layer*>(&mixed)}) {
-    expect_close(l->out.values(), recurrent.out.values(), 1e-5f, "out");
-    expect_close(l->state.values(), recurrent.state.values(), 1e-5f, "state");
+  for (const DType type : kElementTypes) {
+    const Layer recurrent(type, DeltaForm::recurrent, 150, sizes), chunked(type, DeltaForm::chunked, 150, sizes);
+    Layer mixed(type, DeltaForm::chunked, 150, sizes);
+    ASSERT_TRUE(recurrent.run(machine, 0, 150).ok());
+    ASSERT_TRUE(chunked.run(machine, 0, 150).ok());
+    ASSERT_TRUE(mixed.run(machine, 0, 70).ok());
+    mixed.params.form = DeltaForm::recurrent;
+    ASSERT_TRUE(mixed.run(machine, 70, 150).ok());
+    for (const auto* l : {&chunked, static_cast<const Layer*>(&mixed)}) {
+      expect_close(l->state.values(), recurrent.state.values(), 1e-5f, "state");
+      if (type == DType::f32) {
+        expect_close(l->out.values(), recurrent.out.values(), 1e-5f, "out");
+      } else {
+        expect_units_apart(l->out.values(), recurrent.out.values(), 1);
+      }
+    }
   }
 }
 
