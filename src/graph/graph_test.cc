@@ -8,6 +8,8 @@
 #include "graph/runner.h"
 #include "tests/support/allocation_count.h"
 #include "tests/support/onnx_writer.h"
+#include "tests/support/random.h"
+#include "tests/support/scratch_folder.h"
 
 namespace quern::graph {
 namespace {
@@ -29,8 +31,9 @@ std::vector<float> counting(size_t n) {
 
 class Graph {
  public:
-  explicit Graph(const OnnxWriter& w, int threads = 1) : pool_(threads) {
-    auto file = formats::OnnxFile::from_bytes(w.bytes(), std::nullopt);
+  explicit Graph(const OnnxWriter& w, int threads = 1)
+      : Graph(formats::OnnxFile::from_bytes(w.bytes(), std::nullopt), threads) {}
+  explicit Graph(Result<formats::OnnxFile> file, int threads = 1) : pool_(threads) {
     if (!file.ok()) {
       error_ = file.error();
       return;
@@ -189,6 +192,67 @@ TEST(Load, UnusedInitializersAreIgnored) {
   w.input("x", DType::f32, {2}).output("y", DType::f32, {2}).node("Add", {"x", "x"}, {"y"});
   w.initializer("unused", {3}, counting(3));
   EXPECT_TRUE(Graph(w).loaded());
+}
+
+// ---- external data at odd addresses ----
+
+constexpr int64_t kTableRows = 256, kTableWidth = 32, kColumns = 8;
+constexpr size_t kTableBytes = kTableRows * kTableWidth * sizeof(float);
+
+// A table, a weight, a scale, axes and integers that are read where they lie, and an addend that is not; `shift` bytes
+// lie in front of the first.
+void save_external_graph(size_t shift, const std::filesystem::path& folder) {
+  support::ExternalFile data("model.onnx.data");
+  data.bytes().resize(shift);
+  support::Random random(3);
+  const auto floats = [&](int64_t n) {
+    std::vector<float> v(static_cast<size_t>(n));
+    random.fill_normal(v);
+    return v;
+  };
+  auto w = writer();
+  w.initializer(data.tensor("table", {kTableRows, kTableWidth}, floats(kTableRows * kTableWidth)));
+  w.initializer(data.tensor("weight", {kTableWidth, kColumns}, floats(kTableWidth * kColumns)));
+  w.initializer(data.tensor("scale", {kTableWidth}, floats(kTableWidth)));
+  w.initializer(data.tensor("addend", {kColumns}, floats(kColumns)));
+  w.initializer(data.tensor("axes", {1}, std::vector<int64_t>{1}));
+  w.initializer(data.tensor("integers", {20}, std::vector<int64_t>(20, -7)));
+  w.input("x", DType::f32, {"s"});
+  w.output("y", DType::f32, {"s", kColumns}).output("sums", DType::f32, {"s"}).output("floats", DType::f32, {20});
+  w.node("Cast", {"x"}, {"ids"}, {attribute("to", 7)}).node("Gather", {"table", "ids"}, {"rows"});
+  w.node("SimplifiedLayerNormalization", {"rows", "scale"}, {"normed"}).node("MatMul", {"normed", "weight"}, {"m"});
+  w.node("Add", {"m", "addend"}, {"y"}, {}, {.name = "add"});
+  w.node("ReduceSum", {"rows", "axes"}, {"sums"}, {attribute("keepdims", 0)});
+  w.node("Cast", {"integers"}, {"floats"}, {attribute("to", 1)});
+  w.save(folder / "model.onnx");
+  data.save(folder);
+}
+
+TEST(ExternalData, AtOddAddressesOnlyWhatIsReadElementByElementIsCopied) {
+  std::vector<std::vector<float>> expected;
+  for (const size_t shift : {0u, 1u}) {
+    const test::ScratchFolder folder("quern-graph");
+    save_external_graph(shift, folder.path());
+    const auto weights = [] { return cpu::memory_usage().current[static_cast<size_t>(cpu::MemoryTag::weights)]; };
+    const size_t before = weights();
+    Graph g(formats::OnnxFile::open(folder.path() / "model.onnx"));
+    ASSERT_TRUE(g.loaded()) << g.error().message();
+    const size_t copied = g.model().memory().copied_bytes;
+    EXPECT_LT(copied, kTableBytes);
+    EXPECT_EQ(copied, shift == 0 ? 0 : kColumns * sizeof(float));
+    EXPECT_GE(weights() - before, copied);
+    EXPECT_EQ(weights() == before, copied == 0);
+    for (const auto& value : g.model().values()) {
+      const bool aligned = reinterpret_cast<uintptr_t>(value.constant.data) % alignof(float) == 0;
+      const bool addend = value.constant.shape == ops::Shape{kColumns};
+      EXPECT_TRUE(value.constant.data == nullptr || aligned == (shift == 0 || addend));
+    }
+    ASSERT_TRUE(g.run({{{4}, {5, 0, 255, 5}}})) << g.error().message();
+    const std::vector<std::vector<float>> seen = {g.output(0), g.output(1), g.output(2)};
+    EXPECT_EQ(seen[2], std::vector<float>(20, -7));
+    if (shift == 0) expected = seen;
+    EXPECT_EQ(seen, expected);
+  }
 }
 
 // ---- owners, views, copies ----

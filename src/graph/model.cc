@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/checked.h"
 #include "base/quote_name.h"
 #include "cpu/memory.h"
 #include "graph/fuse.h"
@@ -28,6 +29,9 @@ ops::AttributeType attribute_type(formats::AttributeType type) {
   }
 }
 
+// Of constants that are copied: a cache line, as kernels like it.
+constexpr size_t kCopyAlignment = 64;
+
 // A borrowed tensor over a constant's bytes. The element type must be one that quern has.
 Result<ops::Tensor> constant_tensor(const formats::OnnxFile& file, const formats::TensorProto& proto,
                                     const std::string& where) {
@@ -42,6 +46,8 @@ Result<ops::Tensor> constant_tensor(const formats::OnnxFile& file, const formats
   t.data = const_cast<std::byte*>(bytes.data());  // operators read their inputs only
   return t;
 }
+
+}  // namespace
 
 ops::IntValues known_values(const ops::Tensor& t) {
   ops::IntValues values;
@@ -61,8 +67,6 @@ ops::IntValues known_values(const ops::Tensor& t) {
   return values;
 }
 
-}  // namespace
-
 Result<std::shared_ptr<const Model>> Model::load(formats::OnnxFile file, cpu::Pool& pool, cpu::Features features,
                                                  const LoadOptions& options) {
   QUERN_TRY_VOID(check_pass_names(options.no_fuse));
@@ -73,7 +77,7 @@ Result<std::shared_ptr<const Model>> Model::load(formats::OnnxFile file, cpu::Po
   QUERN_TRY_VOID(model->make_constants());
   QUERN_TRY_VOID(model->make_operators(pool));
   fuse(options.no_fuse, model->ir_, model->steps_);
-  model->align_constants();
+  QUERN_TRY_VOID(model->align_constants());
   model->find_last_uses();
   model->find_strided_values();
   model->settle_view_owners();
@@ -230,24 +234,34 @@ void Model::find_owner(int index) {
 
 // Constants get an aligned copy where the file puts them at an odd address and an operator reads their elements in
 // place. Weights and tables stay in the file: the operators that read those take any address.
-void Model::align_constants() {
+Result<void> Model::align_constants() {
+  std::vector<ops::Tensor*> to_copy;
+  size_t buffer_bytes = 0;
   for (size_t i = 0; i < values_.size(); i++) {
     ops::Tensor& t = values_[i].constant;
     if (t.data == nullptr || bits_of(t.dtype) < 8) continue;
     const auto element = static_cast<size_t>(bits_of(t.dtype)) / 8;
     if (reinterpret_cast<uintptr_t>(t.data) % element == 0) continue;
-    const size_t bytes = static_cast<size_t>(t.elements()) * element;
     bool read_in_place = false;
     for (const Use& use : ir_.values[i].uses) {
       const Step& step = steps_[use.node];
       if (step.op != nullptr && !step.op->accepts_unaligned(use.input)) read_in_place = true;
     }
     if (!read_in_place && !ir_.values[i].is_output) continue;
-    const auto* source = static_cast<const std::byte*>(t.data);
-    copies_.emplace_back(source, source + bytes);
-    t.data = copies_.back().data();
+    const size_t bytes = static_cast<size_t>(t.elements()) * element;
+    to_copy.push_back(&t);
+    buffer_bytes += round_up(bytes, kCopyAlignment);
     memory_.copied_bytes += bytes;
   }
+  QUERN_TRY(copies_, cpu::Buffer::allocate(buffer_bytes, cpu::MemoryTag::weights));
+  auto* to = copies_.as<std::byte>();
+  for (ops::Tensor* t : to_copy) {
+    const size_t bytes = static_cast<size_t>(t->elements()) * static_cast<size_t>(bits_of(t->dtype)) / 8;
+    std::memcpy(to, t->data, bytes);
+    t->data = to;
+    to += round_up(bytes, kCopyAlignment);
+  }
+  return {};
 }
 
 void Model::find_last_uses() {

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cpu/memory.h"
 #include "cpu/pool.h"
 #include "formats/onnx/onnx_file.h"
 #include "graph/ir.h"
@@ -44,6 +45,10 @@ struct MemorySummary {
   size_t copied_bytes = 0;      // constants copied for alignment
   uint64_t preparations = 0;    // weight matrices packed
 };
+
+// Content of a small integer tensor at any address; not known of other types, nor of more than IntValues::kMax
+// elements.
+ops::IntValues known_values(const ops::Tensor& tensor);
 
 struct LoadOptions {
   std::vector<std::string> no_fuse;  // names of passes (fuse.h) that are left out
@@ -79,14 +84,14 @@ class Model {
   void find_last_uses();
   void find_strided_values();
   void settle_view_owners();
-  void align_constants();
+  Result<void> align_constants();
 
   formats::OnnxFile file_;
   Ir ir_;
   cpu::Features features_;
   std::vector<Step> steps_;
   std::vector<ValuePlan> values_;
-  std::vector<std::vector<std::byte>> copies_;  // aligned copies of constants
+  cpu::Buffer copies_;  // aligned copies of constants
   std::map<ops::SharedKey, std::shared_ptr<const void>> shared_;
   MemorySummary memory_;
 };

@@ -147,16 +147,12 @@ Result<void> Runner::check_input(const Port& port, const ops::Tensor& fed) const
 // The contents of an input that shapes depend on.
 Result<void> Runner::read_values(const Port& port) {
   const ops::Tensor& t = tensors_[port.value];
-  const int64_t n = t.elements();
-  if ((t.dtype != DType::i64 && t.dtype != DType::i32) || n > ops::IntValues::kMax) {
+  const ops::IntValues known = known_values(t);
+  if (!known.known) {
     return bad_request(fmt::format("input {}", quote_name(port.name)),
                        fmt::format("decides shapes: expected at most {} integers, got {} of {}", ops::IntValues::kMax,
-                                   n, dtype_name(t.dtype)));
+                                   t.elements(), dtype_name(t.dtype)));
   }
-  ops::IntValues known;
-  known.known = true;
-  known.count = static_cast<int>(n);
-  for (int64_t k = 0; k < n; k++) known.v[k] = t.dtype == DType::i64 ? t.as<int64_t>()[k] : t.as<int32_t>()[k];
   set_values(port.value, known);
   return {};
 }

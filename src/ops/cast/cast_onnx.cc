@@ -27,6 +27,7 @@ class Cast final : public Operator {
   DType output_dtype(int) const override { return to_; }
   std::string_view variant() const override { return "cast_scalar"; }
   bool folds_known_values() const override { return from_ != DType::f32 && to_ != DType::f32; }
+  bool accepts_unaligned(int) const override { return true; }
   bool may_share(int, int) const override { return bits_of(from_) == bits_of(to_); }
 
   Result<void> resolve(const ResolveArgs& args) const override {

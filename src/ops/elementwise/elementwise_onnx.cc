@@ -2,33 +2,16 @@
 // ONNX Add, Sub, Mul and Sigmoid on the elementwise entries. Does not own broadcasting or arithmetic.
 #include <fmt/format.h>
 
-#include <array>
-#include <cstring>
-#include <vector>
-
 #include "ops/elementwise/elementwise.h"
 #include "ops/registry.h"
 
 namespace quern::ops {
 namespace {
 
-// An unaligned constant of a file is copied when the node is prepared.
-std::vector<std::byte> aligned_copy(const NodeInput& input) {
-  const auto address = reinterpret_cast<uintptr_t>(input.value.data);
-  const auto bytes = static_cast<size_t>(bits_of(input.dtype) / 8);
-  if (!input.constant || bytes == 0 || address % bytes == 0) return {};
-  const auto* data = input.value.as<const std::byte>();
-  return {data, data + static_cast<size_t>(input.value.elements()) * bytes};
-}
-
 class Binary final : public Operator {
  public:
   Binary(const NodeView& node, ElementwiseOp op, std::string_view variant)
-      : where_(node.where()),
-        op_(op),
-        dtype_(node.input(0).dtype),
-        variant_(variant),
-        constants_{aligned_copy(node.input(0)), aligned_copy(node.input(1))} {}
+      : where_(node.where()), op_(op), dtype_(node.input(0).dtype), variant_(variant) {}
 
   DType output_dtype(int) const override { return dtype_; }
   std::string_view variant() const override { return variant_; }
@@ -45,15 +28,10 @@ class Binary final : public Operator {
   }
 
   Result<void> run(const Context& ctx, std::span<const Tensor> in, std::span<const Tensor> out) const override {
-    const BinaryArgs args{payload(0, in[0]), payload(1, in[1]), out[0].data};
-    return binary(ctx, {op_, dtype_, in[0].shape, in[1].shape}, args, where_);
+    return binary(ctx, {op_, dtype_, in[0].shape, in[1].shape}, {in[0].data, in[1].data, out[0].data}, where_);
   }
 
  private:
-  const void* payload(size_t i, const Tensor& tensor) const {
-    return constants_[i].empty() ? tensor.data : constants_[i].data();
-  }
-
   int64_t apply(int64_t a, int64_t b) const {
     const auto x = static_cast<uint64_t>(a), y = static_cast<uint64_t>(b);
     const uint64_t r = op_ == ElementwiseOp::add ? x + y : op_ == ElementwiseOp::sub ? x - y : x * y;
@@ -88,7 +66,6 @@ class Binary final : public Operator {
   ElementwiseOp op_;
   DType dtype_;
   std::string_view variant_;
-  std::array<std::vector<std::byte>, 2> constants_;
 };
 
 class Sigmoid final : public Operator {

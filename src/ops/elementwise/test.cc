@@ -300,13 +300,6 @@ TEST(Binary, TypesThatDifferOrAreNotSupportedAreRefused) {
   EXPECT_EQ(half.prepare().error().code, Errc::unsupported);
 }
 
-TEST(Binary, UnalignedConstantsAreRead) {
-  OneNode node(&make_sub, "Sub");
-  node.input(tensor<int64_t>({2}, {5, 6})).constant(tensor<int64_t>({1}, {1}, 3)).outputs(1);
-  node.know_integers = false;
-  EXPECT_EQ((*node.run())[0].values<int64_t>(), (std::vector<int64_t>{4, 5}));
-}
-
 TEST(Binary, ResolveAndRunAllocateNothing) {
   OneNode node(&make_mul, "Mul");
   node.input(tensor<float>({2, 3}, std::vector<float>(6))).input(tensor<float>({3}, {1, 2, 3})).outputs(1);

@@ -39,6 +39,7 @@ class Gather final : public Operator {
   std::string_view variant() const override { return kGatherVariant; }
   // Holds for the integer tensors whose contents are tracked; others are never known.
   bool folds_known_values() const override { return true; }
+  bool accepts_unaligned(int) const override { return true; }
 
   Result<void> resolve(const ResolveArgs& args) const override {
     const Shape& data = args.in[0].shape;

@@ -177,6 +177,8 @@ TEST(Gather, UnalignedConstantsAreRead) {
     const auto y = node.run();
     ASSERT_TRUE(y.ok()) << y.error().message();
     EXPECT_EQ((*y)[0].values<float>(), (std::vector<float>{4, 5, 6}));
+    const auto op = node.prepare();
+    EXPECT_TRUE((*op)->accepts_unaligned(0) && (*op)->accepts_unaligned(1));
   }
 }
 

@@ -87,7 +87,7 @@ class GroupQueryAttention final : public Operator {
   std::string_view variant() const override { return variant_; }
   uint32_t shape_inputs() const override { return 1U << kTotal; }
   bool accepts_rows(int input) const override { return input <= kValue; }
-  bool accepts_unaligned(int input) const override { return input == kCos || input == kSin; }
+  bool accepts_unaligned(int input) const override { return input >= kSeqlens && input <= kSin; }
   bool may_omit(int output) const override { return output == kPresentKey || output == kPresentValue; }
 
   Result<void> resolve(const ResolveArgs& args) const override {

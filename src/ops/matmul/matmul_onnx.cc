@@ -2,20 +2,11 @@
 // ONNX MatMul on the matmul entry, float32 only. Does not own the product.
 #include <fmt/format.h>
 
-#include <vector>
-
 #include "ops/matmul/matmul.h"
 #include "ops/registry.h"
 
 namespace quern::ops {
 namespace {
-
-// Rows of a are read by scalar loads, so an unaligned constant a is copied; b is never copied.
-std::vector<std::byte> aligned_copy(const NodeInput& input) {
-  if (!input.constant || reinterpret_cast<uintptr_t>(input.value.data) % alignof(float) == 0) return {};
-  const auto* data = input.value.as<const std::byte>();
-  return {data, data + static_cast<size_t>(input.value.elements()) * sizeof(float)};
-}
 
 class MatMul final : public Operator {
  public:
@@ -23,12 +14,13 @@ class MatMul final : public Operator {
       : where_(node.where()),
         b_is_weight_(node.input(1).constant),
         b_is_matrix_(b_is_weight_ && node.input(1).value.shape.rank() == 2),
-        a_constant_(aligned_copy(node.input(0))),
         variant_(variant) {}
 
   DType output_dtype(int) const override { return DType::f32; }
   std::string_view variant() const override { return variant_; }
   bool row_wise() const override { return b_is_matrix_; }
+  // Rows of a are read by scalar loads; b takes any address and is never copied.
+  bool accepts_unaligned(int input) const override { return input == 1; }
 
   Result<void> resolve(const ResolveArgs& args) const override {
     QUERN_TRY(args.out[0], matmul_shape(args.in[0].shape, args.in[1].shape, where_));
@@ -36,9 +28,8 @@ class MatMul final : public Operator {
   }
 
   Result<void> run(const Context& ctx, std::span<const Tensor> in, std::span<const Tensor> out) const override {
-    const auto* a = a_constant_.empty() ? in[0].data : static_cast<const void*>(a_constant_.data());
     QUERN_TRY_VOID(matmul(ctx, {in[0].shape, in[1].shape},
-                          {static_cast<const float*>(a), in[1].as<const float>(), out[0].as<float>()}, where_));
+                          {in[0].as<const float>(), in[1].as<const float>(), out[0].as<float>()}, where_));
     if (b_is_weight_ && ctx.counters != nullptr && out[0].shape.checked_elements() != 0) {
       ctx.counters->weight_bytes_read += static_cast<uint64_t>(in[1].elements()) * sizeof(float) *
                                          static_cast<uint64_t>(matmul_passes_over_b(in[0].shape, in[1].shape));
@@ -49,7 +40,6 @@ class MatMul final : public Operator {
  private:
   std::string where_;
   bool b_is_weight_, b_is_matrix_;
-  std::vector<std::byte> a_constant_;
   std::string_view variant_;
 };
 

@@ -260,12 +260,6 @@ TEST(MatMul, NodeCountsTheWeightsItReads) {
   EXPECT_TRUE((*node.prepare())->row_wise());
 }
 
-TEST(MatMul, UnalignedConstantLeftOperandIsRead) {
-  OneNode node(&make_matmul, "MatMul");
-  node.constant(tensor<float>({1, 2}, {1, 2}, 3)).input(tensor<float>({2, 1}, {10, 1})).outputs(1);
-  EXPECT_EQ((*node.run())[0].values<float>(), std::vector<float>{12});
-}
-
 TEST(MatMul, MismatchesAreRefusedWithTheShapesSeen) {
   OneNode node(&make_matmul, "MatMul");
   node.input(tensor<float>({1, 2}, {1, 2})).input(tensor<float>({3, 1}, {1, 1, 1})).outputs(1);

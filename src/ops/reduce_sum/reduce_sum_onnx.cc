@@ -22,6 +22,7 @@ class ReduceSum final : public Operator {
 
   DType output_dtype(int) const override { return dtype_; }
   std::string_view variant() const override { return "reduce_sum_scalar"; }
+  bool accepts_unaligned(int) const override { return true; }
   uint32_t shape_inputs() const override { return has_axes_ ? 1u << 1 : 0; }
 
   Result<void> resolve(const ResolveArgs& args) const override {

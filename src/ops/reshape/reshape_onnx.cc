@@ -17,6 +17,7 @@ class Reshape final : public Operator {
   std::string_view variant() const override { return "reshape_copy"; }
   uint32_t shape_inputs() const override { return 1u << 1; }
   bool makes_views() const override { return true; }
+  bool accepts_unaligned(int input) const override { return input == 1; }  // known when shapes are resolved
   bool accepts_rows(int input) const override { return input == 0; }
   bool folds_known_values() const override { return true; }
 

@@ -52,6 +52,7 @@ class SimplifiedLayerNorm final : public Operator {
   DType output_dtype(int) const override { return DType::f32; }
   std::string_view variant() const override { return variant_; }
   bool accepts_rows(int input) const override { return input == 0 && axis_ == -1; }
+  bool accepts_unaligned(int input) const override { return input == 1 && !gamma_.empty(); }
   bool may_share(int input, int output) const override { return input == 0 && output == 0; }
   bool row_wise() const override { return axis_ == -1; }
   bool last_dimension() const { return axis_ == -1; }
@@ -145,6 +146,7 @@ class AddNorm final : public Operator {
 
   DType output_dtype(int) const override { return DType::f32; }
   std::string_view variant() const override { return norm_->variant(); }
+  bool accepts_unaligned(int input) const override { return input == 2 && norm_->accepts_unaligned(1); }
   // Either output may take the storage of either addend; they never get the same one.
   bool may_share(int input, int) const override { return input <= 1; }
 
@@ -194,6 +196,9 @@ class SkipSimplifiedLayerNorm final : public Operator {
   DType output_dtype(int) const override { return DType::f32; }
   std::string_view variant() const override { return variant_; }
   bool accepts_rows(int input) const override { return input == 0; }
+  bool accepts_unaligned(int input) const override {
+    return (input == 2 && !gamma_.empty()) || (input == 3 && !bias_.empty());
+  }
   // Either output may take the storage of either addend; they never get the same one.
   bool may_share(int input, int output) const override { return input <= 1 && (output == 0 || output == 3); }
 

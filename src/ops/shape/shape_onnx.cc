@@ -19,6 +19,7 @@ class ShapeOf final : public Operator {
   std::string_view variant() const override { return "shape_of"; }
   bool folds_shapes() const override { return true; }
   bool accepts_rows(int) const override { return true; }
+  bool accepts_unaligned(int) const override { return true; }
 
   Result<void> resolve(const ResolveArgs& args) const override {
     const auto dims = wanted(args.in[0].shape);

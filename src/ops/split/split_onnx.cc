@@ -34,6 +34,7 @@ class Split final : public Operator {
   std::string_view variant() const override { return "split_copy"; }
   uint32_t shape_inputs() const override { return sizes_ == Sizes::input ? 1u << 1 : 0; }
   bool makes_views() const override { return true; }
+  bool accepts_unaligned(int input) const override { return input == 1; }  // known when shapes are resolved
 
   Result<void> resolve(const ResolveArgs& args) const override {
     const Shape& shape = args.in[0].shape;
