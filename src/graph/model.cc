@@ -311,7 +311,10 @@ void Model::settle_view_owners() {
   }
 }
 
-std::vector<ReportRow> Model::report() const {
+std::vector<ReportRow> Model::report(std::span<const ops::Tensor> inputs) const {
+  std::vector<ops::Tensor> tensors(values_.size());
+  for (size_t i = 0; i < inputs.size(); i++) tensors[ir_.inputs[i].value] = inputs[i];
+  std::vector<ops::Tensor> in;
   std::vector<ReportRow> rows;
   rows.reserve(steps_.size());
   for (size_t n = 0; n < steps_.size(); n++) {
@@ -324,8 +327,10 @@ std::vector<ReportRow> Model::report() const {
     row.reason = steps_[n].reason;
     if (steps_[n].op != nullptr) row.weight_bytes = steps_[n].op->prepared_bytes();
     if (steps_[n].op != nullptr && row.owner == Owner::kernel) {
-      row.variant = steps_[n].op->variant();
-      if (const std::string detail = steps_[n].op->detail(); !detail.empty()) row.reason += "; " + detail;
+      in.clear();
+      for (const int v : node.inputs) in.push_back(v >= 0 ? tensors[v] : ops::Tensor{});
+      row.variant = steps_[n].op->variant_of(in);
+      if (const std::string detail = steps_[n].op->detail_of(in); !detail.empty()) row.reason += "; " + detail;
     }
     rows.push_back(std::move(row));
   }

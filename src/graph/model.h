@@ -72,8 +72,9 @@ class Model {
   std::span<const ValuePlan> values() const { return values_; }
   const MemorySummary& memory() const { return memory_; }
   cpu::Features features() const { return features_; }
-  // One row a node, in execution order, without figures of a run.
-  std::vector<ReportRow> report() const;
+  // One row a node, in execution order, without figures of a run; of graph inputs that are bound like `inputs`, or of
+  // ordinary tensors.
+  std::vector<ReportRow> report(std::span<const ops::Tensor> inputs = {}) const;
 
  private:
   explicit Model(formats::OnnxFile file) : file_(std::move(file)) {}

@@ -499,7 +499,9 @@ Result<void> Runner::copy_passed_through(std::span<Output> outputs) {
 }
 
 std::vector<ReportRow> Runner::report() const {
-  std::vector<ReportRow> rows = model_->report();
+  std::vector<ops::Tensor> inputs;
+  for (const Port& port : model_->inputs()) inputs.push_back(tensors_[port.value]);
+  std::vector<ReportRow> rows = model_->report(inputs);
   for (size_t n = 0; n < rows.size(); n++) {
     rows[n].ns = ns_[n];
     rows[n].bytes_copied = copied_[n];

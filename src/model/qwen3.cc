@@ -254,7 +254,7 @@ Result<void> Qwen3State::forward(std::span<const int32_t> ids, int64_t first_row
 }
 
 std::vector<graph::ReportRow> Qwen3State::report() const {
-  return runner_ == nullptr ? line_.model->report() : runner_->report();
+  return runner_ == nullptr ? line_.model->report(inputs_) : runner_->report();
 }
 
 // ---- Line ----
@@ -300,7 +300,18 @@ Result<void> Qwen3Line::forward(State& base, std::span<const int32_t> ids, Rows 
 }
 
 std::vector<NodeReport> Qwen3Line::graph_report(const State* state) const {
-  const auto rows = state == nullptr ? model->report() : static_cast<const Qwen3State*>(state)->report();
+  std::vector<graph::ReportRow> rows;
+  if (state != nullptr) {
+    rows = static_cast<const Qwen3State*>(state)->report();
+  } else {
+    ops::KvView cache;
+    cache.dtype = cache_shape.dtype;
+    std::vector<ops::Tensor> inputs(model->inputs().size());
+    for (const Qwen3Layer& layer : binding.layers) {
+      for (const int port : {layer.past_key, layer.past_value}) inputs[static_cast<size_t>(port)].cache = &cache;
+    }
+    rows = model->report(inputs);
+  }
   std::vector<NodeReport> report;
   report.reserve(rows.size());
   for (const graph::ReportRow& row : rows) {

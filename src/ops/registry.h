@@ -134,6 +134,10 @@ class Operator {
   virtual std::string_view variant() const = 0;
   // What else a person should know of how it runs, for the report; may be empty. Of a joint operator: its own part.
   virtual std::string detail() const { return {}; }
+  // variant() and detail() of a call with inputs that are bound like these, where that decides them: a cache's rows
+  // have a type of their own. Of other inputs nothing need be filled.
+  virtual std::string_view variant_of(std::span<const Tensor> /*in*/) const { return variant(); }
+  virtual std::string detail_of(std::span<const Tensor> /*in*/) const { return detail(); }
 
   // Bit i set: the content of input i must be known when shapes are resolved (Reshape's shape, Split's sizes ...).
   virtual uint32_t shape_inputs() const { return 0; }

@@ -349,6 +349,18 @@ def test_every_node_of_the_large_graph_has_an_owner(quern, deep):
     assert sum(node["bytes_copied"] for node in out["nodes"]) == 0
 
 
+@pytest.mark.parametrize("kv, rows", [("fp32", "f32"), ("fp16", "f16"), ("bf16", "bf16"), ("int8", "i8")])
+def test_attention_is_reported_with_the_kernels_of_its_cache(quern, block, kv, rows):
+    chosen = {row["role"]: row["symbol"] for row in quern.json("inspect", "kernels")["kernels"]
+              if row["room"] == "gqa_attention" and row["chosen"]}
+    nodes = [n for n in quern.json("inspect", block, "--kv", kv)["nodes"] if n["op"] == "GroupQueryAttention"]
+    assert len(nodes) == 2
+    for node in nodes:
+        # One token takes the form for few rows, a prompt the other.
+        assert node["variant"] == chosen[f"rows {rows}"] and f"_{rows}_" in node["variant"]
+        assert chosen[f"tile {rows}"] in node["reason"].split()
+
+
 def test_a_pass_over_the_graph_can_be_left_out(quern, block):
     joint = quern.json("inspect", block)
     # Gate and up of both layers read the same rows; the second product gates the elements of up.

@@ -36,20 +36,26 @@ enum class Kind : uint8_t { tile, rows, store, merge, rotate };
 
 // A line of kernels.inc; the pointer of its kind is set.
 struct Line {
-  constexpr Line(cpu::Isa i, Kind k, DType t, AttentionBlockFunction* f) : isa(i), kind(k), type(t), block(f) {}
-  constexpr Line(cpu::Isa i, Kind k, DType t, AttentionStoreFunction* f) : isa(i), kind(k), type(t), store(f) {}
-  constexpr Line(cpu::Isa i, Kind k, DType t, AttentionMergeFunction* f) : isa(i), kind(k), type(t), merge(f) {}
-  constexpr Line(cpu::Isa i, Kind k, DType t, AttentionRotateFunction* f) : isa(i), kind(k), type(t), rotate(f) {}
+  constexpr Line(cpu::Isa i, Kind k, DType t, std::string_view s, AttentionBlockFunction* f)
+      : isa(i), kind(k), type(t), symbol(s), block(f) {}
+  constexpr Line(cpu::Isa i, Kind k, DType t, std::string_view s, AttentionStoreFunction* f)
+      : isa(i), kind(k), type(t), symbol(s), store(f) {}
+  constexpr Line(cpu::Isa i, Kind k, DType t, std::string_view s, AttentionMergeFunction* f)
+      : isa(i), kind(k), type(t), symbol(s), merge(f) {}
+  constexpr Line(cpu::Isa i, Kind k, DType t, std::string_view s, AttentionRotateFunction* f)
+      : isa(i), kind(k), type(t), symbol(s), rotate(f) {}
   cpu::Isa isa;
   Kind kind;
   DType type;
+  std::string_view symbol;
   AttentionBlockFunction* block = nullptr;
   AttentionStoreFunction* store = nullptr;
   AttentionMergeFunction* merge = nullptr;
   AttentionRotateFunction* rotate = nullptr;
 };
 
-#define QUERN_KERNEL(isa, symbol, kind, type) QUERN_ISA_LINE_##isa({cpu::Isa::isa, Kind::kind, DType::type, &symbol}, )
+#define QUERN_KERNEL(isa, symbol, kind, type) \
+  QUERN_ISA_LINE_##isa({cpu::Isa::isa, Kind::kind, DType::type, #symbol, &symbol}, )
 constexpr Line kLines[] = {
 #include "ops/gqa_attention/kernels.inc"
 };
@@ -497,6 +503,10 @@ class Attention {
 }  // namespace
 
 std::span<const VariantInfo> gqa_attention_variants() { return kVariants; }
+
+AttentionKernels attention_kernels(const cpu::Features& features, DType type) {
+  return {select_line(Kind::rows, type, features).symbol, select_line(Kind::tile, type, features).symbol};
+}
 
 int64_t attention_block_scratch_floats(int64_t rows, int64_t d) {
   return rows * kAttentionMaxKeys + rows * d / 2 + kAttentionMaxKeys * (d + round_up<int64_t>(d, kAttentionColumnPad));

@@ -89,6 +89,13 @@ struct AttentionArgs {
 Result<void> attention(const Context& ctx, const AttentionParams& params, const AttentionArgs& args,
                        std::string_view where);
 
+// Symbols of what attends over cache rows of `type`, one of those of ops/kv_view.h: of calls with up to
+// kAttentionFewRows query rows for a KV head (a token), and of larger ones.
+struct AttentionKernels {
+  std::string_view few_rows, tile;
+};
+AttentionKernels attention_kernels(const cpu::Features& features, DType type);
+
 // The lines of kernels.inc that are compiled in.
 std::span<const VariantInfo> gqa_attention_variants();
 

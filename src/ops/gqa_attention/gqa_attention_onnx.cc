@@ -11,6 +11,7 @@
 
 #include "base/checked.h"
 #include "ops/gqa_attention/gqa_attention.h"
+#include "ops/gqa_attention/kernels.h"
 #include "ops/registry.h"
 
 namespace quern::ops {
@@ -80,11 +81,18 @@ struct Geometry {
 
 class GroupQueryAttention final : public Operator {
  public:
-  GroupQueryAttention(std::string where, const Attributes& attributes, const Wiring& wiring, std::string_view variant)
-      : where_(std::move(where)), attributes_(attributes), wiring_(wiring), variant_(variant) {}
+  GroupQueryAttention(std::string where, const Attributes& attributes, const Wiring& wiring,
+                      const cpu::Features& features)
+      : where_(std::move(where)), attributes_(attributes), wiring_(wiring), features_(features) {}
 
   DType output_dtype(int) const override { return DType::f32; }
-  std::string_view variant() const override { return variant_; }
+  // Past tensors are float32; a cache in their place says what its rows are.
+  std::string_view variant() const override { return variant_of({}); }
+  std::string detail() const override { return detail_of({}); }
+  std::string_view variant_of(std::span<const Tensor> in) const override { return kernels(in).few_rows; }
+  std::string detail_of(std::span<const Tensor> in) const override {
+    return fmt::format("more than {} query rows of a KV head by {}", kAttentionFewRows, kernels(in).tile);
+  }
   uint32_t shape_inputs() const override { return 1U << kTotal; }
   bool accepts_rows(int input) const override { return input <= kValue; }
   bool accepts_unaligned(int input) const override { return input >= kSeqlens && input <= kSin; }
@@ -158,6 +166,11 @@ class GroupQueryAttention final : public Operator {
   }
 
  private:
+  AttentionKernels kernels(std::span<const Tensor> in) const {
+    const KvView* cache = in.size() > kPastKey ? in[kPastKey].cache : nullptr;
+    return attention_kernels(features_, cache == nullptr ? DType::f32 : cache->dtype);
+  }
+
   Error refuse(std::string what) const { return bad_request(where_, std::move(what)); }
 
   static int32_t int_at(const Tensor& t, int64_t i) {
@@ -399,7 +412,7 @@ class GroupQueryAttention final : public Operator {
   std::string where_;
   Attributes attributes_;
   Wiring wiring_;
-  std::string_view variant_;
+  cpu::Features features_;
 };
 
 Result<int32_t> read_heads(const NodeView& node, AttributeReader& reader, std::string_view name) {
@@ -501,13 +514,8 @@ Result<std::unique_ptr<Operator>> make_group_query_attention(const NodeView& nod
   wiring.past = node.has_input(kPastKey);
   wiring.bias = node.has_input(kBias);
   wiring.sink = node.has_input(kSink);
-  std::string_view variant;
-  for (const VariantInfo& v : gqa_attention_variants()) {
-    if (!ctx.features.has(v.isa)) continue;
-    variant = v.symbol;
-    break;
-  }
-  return std::unique_ptr<Operator>(std::make_unique<GroupQueryAttention>(node.where(), attributes, wiring, variant));
+  return std::unique_ptr<Operator>(
+      std::make_unique<GroupQueryAttention>(node.where(), attributes, wiring, ctx.features));
 }
 
 }  // namespace quern::ops
