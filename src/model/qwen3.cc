@@ -169,7 +169,8 @@ Result<void> Qwen3State::reserve(int64_t tokens) {
   }
   const int64_t rows = std::min(round_up(tokens, kRowStep), context);
   if (rows <= prepared_) return {};
-  tokens_.reserve(static_cast<size_t>(rows));
+  // Once for the whole context: ids are four bytes a token, and growing step by step would move them while decoding.
+  tokens_.reserve(static_cast<size_t>(context));
   cache_.prepare(prepared_ = rows);
   return {};
 }

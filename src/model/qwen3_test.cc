@@ -365,22 +365,31 @@ TEST_F(Qwen3Line, LongTimelinesWork) {
 }
 
 TEST_F(Qwen3Line, DecodingAllocatesNothing) {
-  auto s = state();
-  std::vector<float> logits(320);
-  ASSERT_TRUE(s->reserve(64).ok());
-  for (int32_t i = 0; i < 3; i++) ASSERT_TRUE(line_->forward(*s, std::array{i}, {}, logits).ok());
   const auto buffers = [] {
     const auto usage = cpu::memory_usage();
     return std::accumulate(usage.allocations.begin(), usage.allocations.end(), uint64_t{0});
   };
-  const uint64_t buffers_before = buffers();
-  const int64_t allocations = support::allocations_in([&] {
-    for (int32_t i = 0; i < 20; i++) {
-      if (!line_->forward(*s, std::array{i}, {}, logits).ok()) std::abort();
-    }
-  });
-  EXPECT_EQ(allocations, 0);
-  EXPECT_EQ(buffers(), buffers_before);
+  // Past the steps of 64 rows in which a past grows and the splits of 128 keys in which attention goes through it.
+  constexpr int32_t kTokens = 300;
+  for (const DType kv : {DType::f32, DType::f16, DType::bf16, DType::i8}) {
+    auto line = open({}, kv);
+    ASSERT_TRUE(line.ok()) << line.error().message();
+    line_ = std::move(line).value();
+    auto s = state();
+    std::vector<float> logits(320);
+    for (int32_t i = 0; i < 3; i++) ASSERT_TRUE(line_->forward(*s, std::array{i}, {}, logits).ok());
+    const uint64_t buffers_before = buffers();
+    const int32_t* const ids_before = s->ids().data();
+    const int64_t allocations = support::allocations_in([&] {
+      for (int32_t i = 0; i < kTokens; i++) {
+        if (!line_->forward(*s, std::array{i}, {}, logits).ok()) std::abort();
+      }
+    });
+    EXPECT_EQ(allocations, 0) << dtype_name(kv);
+    EXPECT_EQ(buffers(), buffers_before) << dtype_name(kv);
+    EXPECT_EQ(s->ids().data(), ids_before) << "the ids moved";
+    EXPECT_EQ(s->counters().bytes_copied, 0u) << dtype_name(kv);
+  }
 }
 
 TEST_F(Qwen3Line, TimelinesOnTwoThreadsDoNotMeet) {
