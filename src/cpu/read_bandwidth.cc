@@ -3,6 +3,7 @@
 #include "cpu/read_bandwidth.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "base/clock.h"
@@ -24,22 +25,28 @@ uint64_t read_piece(const std::byte* piece) {
   return all[0] | all[1];
 }
 
+uint64_t read_pieces(Pool& pool, std::span<const std::byte> memory) {
+  std::atomic<uint64_t> all = 0;
+  pool.parallel_for(static_cast<int64_t>(memory.size() / kReadPieceBytes), 1, [&](int64_t begin, int64_t end, int) {
+    uint64_t seen = 0;
+    for (int64_t p = begin; p < end; p++) seen |= read_piece(memory.data() + static_cast<size_t>(p) * kReadPieceBytes);
+    all.fetch_or(seen, std::memory_order_relaxed);
+  });
+  return all;
+}
+
 Result<double> measure_read_bandwidth(Pool& pool, size_t bytes) {
   constexpr int kPasses = 4;
   const size_t pieces = std::max<size_t>(bytes / kReadPieceBytes, 1);
   QUERN_TRY(const Buffer buffer, Buffer::allocate(pieces * kReadPieceBytes, MemoryTag::workspace));
   std::memset(buffer.data(), 1, buffer.size());  // untouched pages would all be one page of zeros
-  volatile uint64_t sink = 0;
   double best = 0;
   const Pool::Pass pass(pool);
   for (int i = 0; i < kPasses; i++) {
     const int64_t start = now_ns();
-    pool.parallel_for(static_cast<int64_t>(pieces), 1, [&](int64_t begin, int64_t end, int) {
-      for (int64_t p = begin; p < end; p++) {
-        sink = read_piece(buffer.as<std::byte>() + static_cast<size_t>(p) * kReadPieceBytes);
-      }
-    });
+    const uint64_t seen = read_pieces(pool, {buffer.as<std::byte>(), buffer.size()});
     best = std::max(best, static_cast<double>(buffer.size()) / static_cast<double>(now_ns() - start));
+    QUERN_CHECK(seen != 0, "memory of ones was read");
   }
   return best;
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/error.h"
 #include "cpu/pool.h"
@@ -21,6 +22,9 @@ inline constexpr size_t kReadAhead = 1024;  // bytes; to the second level: local
 // loads of 32 and 64 bytes are within 3 % of it (bench/probe.cc has them); 8-byte loads gave 27 % less, a prefetch to
 // L1 or from 2 KiB ahead up to 25 % less, 1, 2, 6 and 8 streams not more.
 uint64_t read_piece(const std::byte* piece);
+
+// read_piece() of every whole piece of `memory` on the threads of the pool, joined by or.
+uint64_t read_pieces(Pool& pool, std::span<const std::byte> memory);
 
 // GB/s of all threads of the pool together, from memory on the pages that weights get; the best of a few passes. Takes
 // `bytes` of memory meanwhile, at least a piece, and should take far more than the caches hold. Errors: no_memory.
