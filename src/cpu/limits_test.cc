@@ -4,6 +4,7 @@
 #include "cpu/limits.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <string>
 
@@ -168,7 +169,11 @@ TEST(Limits, OfTheRunningSystemAreConsistent) {
   EXPECT_GT(limits.total, size_t{1} << 20);
   EXPECT_GT(limits.available, 0u);
   EXPECT_NE(limits.bound, "");
-  EXPECT_GE(read_cpu_quota().processors, 0);
+  // A group's limit is a ceiling below the RAM, and what is available comes from the same places.
+  EXPECT_LE(limits.total, static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  // A limit and the file that says so come together.
+  const CpuQuota quota = read_cpu_quota();
+  EXPECT_EQ(quota.processors > 0, !quota.file.empty()) << quota.file;
 }
 
 }  // namespace

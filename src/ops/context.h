@@ -23,7 +23,7 @@ struct Context {
   cpu::Pool* pool;
   cpu::Arena* scratch;
   cpu::Features features;
-  Counters* counters;
+  Counters* counters;  // null where nobody counts
 };
 
 }  // namespace quern::ops

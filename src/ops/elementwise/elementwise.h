@@ -39,8 +39,9 @@ Result<void> binary(const Context& ctx, const BinaryParams& params, const Binary
 // Errors: bad_request where two extents differ and neither is 1, or where the result overflows.
 Result<Shape> broadcast_shape(const Shape& a, const Shape& b, std::string_view where);
 
-// y[i] = 1 / (1 + exp(-x[i])). Class close: |dy| <= 2.5e-7 * y, and y = 0 below x = -87.3; exactly 1 and 0 at the
-// infinities, NaN at NaN. y may be x.
+// y[i] = 1 / (1 + exp(-x[i])). Class close: |dy| <= 2.5e-7 * y for x >= -87.3f; below, where the value is less than
+// 1.3e-38, vector variants give 0 and the scalar one the nearest float. Exactly 1 and 0 at the infinities, NaN at NaN.
+// y may be x.
 // The bound: exp(-|x|) is within 2 units of its last place and enters with weight exp(-|x|) / (1 + exp(-|x|)) <= 1/2;
 // the sum and the quotient round once each.
 void sigmoid(const Context& ctx, std::span<const float> x, float* y);

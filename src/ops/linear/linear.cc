@@ -111,6 +111,7 @@ Result<void> linear(const Context& ctx, const LinearParams& p, const LinearArgs&
   } else {
     ctx.pool->parallel_for(p.n, block, columns);
   }
+  if (ctx.counters == nullptr) return {};
   ctx.counters->weight_bytes_read +=
       static_cast<uint64_t>(p.n) * static_cast<uint64_t>(p.k) * static_cast<uint64_t>(bits_of(p.weight_type) / 8);
   return {};

@@ -31,10 +31,6 @@ bool is_prime(int64_t n) {
   return true;
 }
 
-// Searching primes takes the root of their size for each candidate.
-constexpr int64_t kMostBase = int64_t{1} << 40;
-constexpr int64_t kMostHeads = 4096;
-
 }  // namespace
 
 Result<NgramHash> ngram_hash(const NgramHashParams& p, std::string_view where) {
@@ -43,17 +39,17 @@ Result<NgramHash> ngram_hash(const NgramHashParams& p, std::string_view where) {
     return refuse(fmt::format("n-grams of {} tokens are not allowed (2 to {})", p.ngram_size, kMaxNgramSize));
   }
   if (p.vocabulary < 1) return refuse(fmt::format("a vocabulary of {} ids is not allowed", p.vocabulary));
-  if (p.base < 2 || p.base > kMostBase) {
-    return refuse(fmt::format("tables of at least {} rows are not allowed (2 to {})", p.base, kMostBase));
+  if (p.base < 2 || p.base > kMostNgramBase) {
+    return refuse(fmt::format("tables of at least {} rows are not allowed (2 to {})", p.base, kMostNgramBase));
   }
-  if (p.divisor < 1 || p.divisor > kMostBase) {
-    return refuse(fmt::format("a table of a multiple of {} rows is not allowed (1 to {})", p.divisor, kMostBase));
+  if (p.divisor < 1 || p.divisor > kMostNgramBase) {
+    return refuse(fmt::format("a table of a multiple of {} rows is not allowed (1 to {})", p.divisor, kMostNgramBase));
   }
   const auto heads = checked_mul<int64_t>(p.ngram_size - 1, p.heads_per_ngram);
   const auto primes = checked_mul<int64_t>(*heads, int64_t{p.layer_index} + 1);
-  if (p.heads_per_ngram < 1 || p.layer_index < 0 || !primes || *primes > kMostHeads) {
+  if (p.heads_per_ngram < 1 || p.layer_index < 0 || !primes || *primes > kMostNgramHeads) {
     return refuse(fmt::format("{} heads per n-gram in layer {} of them are not allowed ({} heads in all layers)",
-                              p.heads_per_ngram, p.layer_index, kMostHeads));
+                              p.heads_per_ngram, p.layer_index, kMostNgramHeads));
   }
   NgramHash hash;
   const int64_t half = std::max<int64_t>(1, std::numeric_limits<int64_t>::max() / p.vocabulary / 2);

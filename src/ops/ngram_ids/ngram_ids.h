@@ -53,11 +53,16 @@ struct NgramHash {
   int64_t padded = 0;                                // total rounded up to a multiple of `divisor`
 };
 
+// Searching primes takes the root of their size for each candidate.
+inline constexpr int64_t kMostNgramBase = int64_t{1} << 40;
+inline constexpr int64_t kMostNgramHeads = 4096;
+
 struct NgramHashParams {
-  int32_t ngram_size = 0, heads_per_ngram = 0;
-  int64_t vocabulary = 0;
-  int64_t base = 0;     // sizes are primes of at least this much; at least 2
-  int64_t divisor = 0;  // at least 1
+  int32_t ngram_size = 0;       // N, 2 to kMaxNgramSize
+  int32_t heads_per_ngram = 0;  // at least 1; (layer_index + 1) * G, the primes that are searched, to kMostNgramHeads
+  int64_t vocabulary = 0;       // at least 1
+  int64_t base = 0;             // sizes are primes of at least this much; 2 to kMostNgramBase
+  int64_t divisor = 0;          // 1 to kMostNgramBase
   int64_t seed = 0;
   int32_t layer_index = 0;  // among the layers that look up n-grams, from 0
 };
@@ -66,7 +71,7 @@ struct NgramHashParams {
 //   half = max(1, (2^63 - 1) / vocabulary / 2)
 //   multipliers[i] = 2 * (mix(seed + 10007 * layer_index + g * (i + 1)) mod half) + 1
 //   sizes[h] = the (layer_index * G + h + 1)-th prime >= base;  offsets[h] = sizes[0] + .. + sizes[h - 1]
-// Errors: bad_request for params outside of the above, or where a row number would not fit 62 bits.
+// Errors: bad_request for params outside of the above. Within them `total` and `padded` are below 2^53.
 Result<NgramHash> ngram_hash(const NgramHashParams& params, std::string_view where);
 
 // What runs on every machine, for reports.

@@ -85,6 +85,15 @@ TEST(NgramHash, SmallBasesAndVocabularies) {
   EXPECT_EQ(ngram_hash({2, 1, INT64_MAX, 2, 4, 7, 0}, "test")->multipliers, (Rows{1, 1}));
 }
 
+TEST(NgramHash, TheLargestTableStaysBelowFiftyThreeBits) {
+  const auto hash = ngram_hash({2, 16, 1, kMostNgramBase, kMostNgramBase, 0, 0}, "test");
+  ASSERT_TRUE(hash.ok());
+  // 16 heads of 4,096 here: each further one adds as much.
+  EXPECT_LT(hash->sizes.back(), kMostNgramBase + (int64_t{1} << 20));
+  EXPECT_LT(hash->total, int64_t{1} << 45);
+  EXPECT_EQ(hash->padded % kMostNgramBase, 0);
+}
+
 TEST(NgramHash, RefusesWhatCannotBeDerived) {
   const NgramHashParams good{3, 8, 100, 101, 16, 1, 0};
   EXPECT_TRUE(ngram_hash(good, "test").ok());
@@ -100,10 +109,15 @@ TEST(NgramHash, RefusesWhatCannotBeDerived) {
   EXPECT_TRUE(refused([](auto& p) { p.heads_per_ngram = INT32_MAX; }));
   EXPECT_TRUE(refused([](auto& p) { p.vocabulary = 0; }));
   EXPECT_TRUE(refused([](auto& p) { p.base = 1; }));
-  EXPECT_TRUE(refused([](auto& p) { p.base = INT64_MAX; }));
+  EXPECT_TRUE(refused([](auto& p) { p.base = kMostNgramBase + 1; }));
+  EXPECT_FALSE(refused([](auto& p) { p.base = kMostNgramBase; }));
   EXPECT_TRUE(refused([](auto& p) { p.divisor = 0; }));
+  EXPECT_TRUE(refused([](auto& p) { p.divisor = kMostNgramBase + 1; }));
   EXPECT_TRUE(refused([](auto& p) { p.layer_index = -1; }));
   EXPECT_TRUE(refused([](auto& p) { p.layer_index = INT32_MAX; }));
+  // 2 orders by 8 heads are 16 primes a layer.
+  EXPECT_TRUE(refused([](auto& p) { p.layer_index = kMostNgramHeads / 16; }));
+  EXPECT_FALSE(refused([](auto& p) { p.layer_index = kMostNgramHeads / 16 - 1; }));
 }
 
 TEST(NgramIds, RowsOfThePublishedCheckpoint) {
