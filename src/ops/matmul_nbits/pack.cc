@@ -243,8 +243,7 @@ Result<PackedWeights> pack_matmul_nbits(cpu::Pool& pool, const PackMatMulNBitsAr
   QUERN_TRY_VOID(check_bytes(args, "zero points", args.zero_points.size(), column.zeros));
 
   // With one block a pair saves nothing.
-  form.bf16_scales =
-      args.compact_scales && blocks_of(form) > 1 && all_exact_in_bf16(pool, args.scales, args.float_type);
+  form.bf16_scales = blocks_of(form) > 1 && all_exact_in_bf16(pool, args.scales, args.float_type);
   const Packer packer(args, form);
   const int64_t panels = ceil_div<int64_t>(form.n, kNBitsPanel);
   const int64_t bytes = panel_bytes(form);

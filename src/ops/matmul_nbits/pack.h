@@ -59,15 +59,14 @@ struct PackMatMulNBitsArgs {
   std::span<const std::byte> scales;  // [n, b]
   std::span<const std::byte>
       zero_points;  // none: empty; u8: [n, ceil(b * bits / 8)] bytes, low nibble first; f32: [n, b]
-  NBitsFloat float_type = NBitsFloat::f32;  // of scales and of float zero points
-  // Store the scales as bfloat16 where each of them is exactly one and that makes the panels smaller.
-  bool compact_scales = true;
+  NBitsFloat float_type = NBitsFloat::f32;                      // of scales and of float zero points
   std::function<void(std::span<const std::byte>)> drop_source;  // given source bytes that are packed; may be empty
   std::string_view where = "matmul_nbits";                      // for errors
 };
 
-// Packs over the pool's threads, a few MiB of source at a time. Errors: bad_model for forms that there are not and for
-// sizes that do not fit together, no_memory.
+// Packs over the pool's threads, a few MiB of source at a time; scales become bfloat16 where each of them is exactly
+// one and that makes the panels smaller. Errors: bad_model for forms that there are not and for sizes that do not fit
+// together, no_memory.
 Result<PackedWeights> pack_matmul_nbits(cpu::Pool& pool, const PackMatMulNBitsArgs& args);
 
 }  // namespace quern::ops

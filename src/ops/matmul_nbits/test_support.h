@@ -149,11 +149,30 @@ inline Weights random_weights(Random& random, const Form& form, int64_t k, int64
   return w;
 }
 
-inline PackedWeights pack(const Weights& w, int threads = 1, bool compact = true) {
+// Held by float32 and float16, by bfloat16 not.
+inline constexpr float kInexactScale = 1 + 0x1p-10f;
+
+// The same and one more column, whose scales make packing keep all of them as they are.
+inline Weights with_inexact_column(const Weights& w) {
+  Weights wider(w.form, w.k, w.n + 1);
+  std::copy(w.q.begin(), w.q.end(), wider.q.begin());
+  std::copy(w.z.begin(), w.z.end(), wider.z.begin());
+  std::copy(w.scales.begin(), w.scales.end(), wider.scales.begin());
+  wider.scales.back() = kInexactScale;
+  wider.encode();
+  return wider;
+}
+
+// Of rows of `columns` products the first `count` each.
+inline std::vector<float> first_columns(const std::vector<float>& y, int64_t columns, int64_t count) {
+  std::vector<float> out;
+  for (auto row = y.begin(); row != y.end(); row += columns) out.insert(out.end(), row, row + count);
+  return out;
+}
+
+inline PackedWeights pack(const Weights& w, int threads = 1) {
   cpu::Pool pool(threads);
-  PackMatMulNBitsArgs args = w.args();
-  args.compact_scales = compact;
-  auto packed = pack_matmul_nbits(pool, args);
+  auto packed = pack_matmul_nbits(pool, w.args());
   QUERN_CHECK(packed.ok(), "test weights are well formed");
   return std::move(packed).value();
 }
