@@ -58,6 +58,19 @@ class Shape {
   int rank_ = 0;
 };
 
+// Product of the extents [begin, end). Modulo 2^64: a part of a shape without elements may overflow, and no such
+// product is used.
+inline int64_t extents_product(const Shape& shape, int begin, int end) {
+  uint64_t n = 1;
+  for (int i = begin; i < end; i++) n *= static_cast<uint64_t>(shape[i]);
+  return static_cast<int64_t>(n);
+}
+
+// Extent i counted from the last one; 1 beyond the first, as broadcasting reads it.
+inline int64_t extent_from_back(const Shape& shape, int i) {
+  return i < shape.rank() ? shape[shape.rank() - 1 - i] : 1;
+}
+
 // Where the rows (runs of the last dimension, always contiguous) of a tensor lie, in elements:
 // row r starts at (r / inner) * outer_stride + (r % inner) * inner_stride.
 // This covers a slice of the last dimension (inner 1) and the same slice seen as more, shorter rows (inner > 1).

@@ -65,8 +65,6 @@ struct Runs {
   int rank = 0;
 };
 
-int64_t extent_from_back(const Shape& shape, int i) { return i < shape.rank() ? shape[shape.rank() - 1 - i] : 1; }
-
 Runs find_runs(const Shape& a, const Shape& b) {
   Runs runs;
   int64_t a_elements = 1, b_elements = 1;

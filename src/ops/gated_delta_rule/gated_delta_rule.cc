@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/checked.h"
 #include "ops/activation.h"
 #include "ops/element.h"
 #include "ops/gated_delta_rule/kernels.h"
@@ -64,7 +65,7 @@ struct Scratch {
 
 constexpr int64_t kFloatsPerLine = 16;
 
-int64_t padded(int64_t floats) { return (floats + kFloatsPerLine - 1) / kFloatsPerLine * kFloatsPerLine; }
+int64_t padded(int64_t floats) { return round_up(floats, kFloatsPerLine); }
 
 int64_t scratch_floats(const GatedDeltaRuleParams& p) {
   return kDeltaChunk * (2 * padded(p.key_size) + 3 * padded(p.value_size) + 2 * kDeltaChunk + 4);

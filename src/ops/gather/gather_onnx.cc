@@ -16,17 +16,10 @@ struct Extents {
   int64_t outer = 1, extent = 0, inner = 1;
 };
 
-// Unsigned, because a part of a shape without elements may overflow; no such product is used.
-int64_t product(const Shape& shape, int begin, int end) {
-  uint64_t n = 1;
-  for (int i = begin; i < end; i++) n *= static_cast<uint64_t>(shape[i]);
-  return static_cast<int64_t>(n);
-}
-
 // `axis` lies inside of the data's rank.
 Extents split_at(const Shape& data, int64_t axis) {
   const int at = static_cast<int>(axis < 0 ? axis + data.rank() : axis);
-  return {product(data, 0, at), data[at], product(data, at + 1, data.rank())};
+  return {extents_product(data, 0, at), data[at], extents_product(data, at + 1, data.rank())};
 }
 
 class Gather final : public Operator {

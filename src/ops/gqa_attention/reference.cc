@@ -6,6 +6,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "base/brain.h"
 #include "base/half.h"
 #include "ops/gqa_attention/kernels.h"
 
@@ -22,7 +23,7 @@ T load(const void* base, int64_t i) {
 
 double number(float x) { return x; }
 double number(Half x) { return half_to_float(x.bits); }
-double number(Brain x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+double number(Brain x) { return brain_to_float(x.bits); }
 double number(int8_t x) { return x; }
 
 template <class T>
@@ -68,11 +69,7 @@ Half to_half(float x) {
   return {static_cast<uint16_t>((bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x3ffu))};
 }
 
-Brain to_brain(float x) {
-  const auto bits = std::bit_cast<uint32_t>(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>(bits >> 16 | 0x40u)};
-  return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
-}
+Brain to_brain(float x) { return {float_to_brain(x)}; }
 
 template <class T, class Convert>
 void store_rows(const AttentionStoreArgs& a, Convert convert) {

@@ -58,8 +58,6 @@ Shape leading(const Shape& shape) {
   return out;
 }
 
-int64_t extent_from_back(const Shape& shape, int i) { return i < shape.rank() ? shape[shape.rank() - 1 - i] : 1; }
-
 // For shapes that matmul_shape() accepted.
 Plan make_plan(const Shape& a, const Shape& b) {
   Plan plan;

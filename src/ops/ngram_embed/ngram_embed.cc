@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/checked.h"
+#include "ops/element.h"
 
 namespace quern::ops {
 namespace {
@@ -38,11 +39,7 @@ Result<int64_t> table_rows(const NgramEmbedArgs& a, std::string_view where) {
 
 Result<void> ngram_embed(const Context& ctx, const NgramEmbedParams& p, const NgramEmbedArgs& a,
                          std::string_view where) {
-  if (p.dtype != DType::f32 && p.dtype != DType::bf16) {
-    return unsupported(std::string(where), fmt::format("an n-gram table of type {} is not supported (float32 or "
-                                                       "bfloat16)",
-                                                       dtype_name(p.dtype)));
-  }
+  QUERN_TRY_VOID(check_float_or_brain(p.dtype, where));
   const auto count = checked_mul(p.tokens, p.heads);
   if (p.tokens < 0 || p.heads < 1 || p.width < 1 || !count || a.rows.size() != static_cast<size_t>(*count)) {
     return bad_request(std::string(where), fmt::format("{} row numbers for {} tokens by {} heads of {} elements are "

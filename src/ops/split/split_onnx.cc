@@ -15,13 +15,6 @@ namespace {
 
 enum class Sizes : uint8_t { input, ceil_parts, equal_parts };
 
-// Unsigned, because a part of a shape without elements may overflow; no such product is used.
-int64_t product(const Shape& shape, int begin, int end) {
-  uint64_t n = 1;
-  for (int i = begin; i < end; i++) n *= static_cast<uint64_t>(shape[i]);
-  return static_cast<int64_t>(n);
-}
-
 class Split final : public Operator {
  public:
   // Split sizes are small integer contents, so more outputs than that cannot be asked for by input 1 either.
@@ -57,7 +50,7 @@ class Split final : public Operator {
       if (!args.views.empty()) {
         View& view = args.views[at];
         if (one_run || args.out[at].checked_elements() == 0) {
-          view = {.of = 0, .offset = start * product(shape, axis + 1, rank), .layout = {}, .contiguous = true};
+          view = {.of = 0, .offset = start * extents_product(shape, axis + 1, rank), .layout = {}, .contiguous = true};
         } else if (axis == rank - 1) {
           view = {.of = 0, .offset = start, .layout = {1, 0, shape[axis]}, .contiguous = false};
         }
@@ -74,7 +67,7 @@ class Split final : public Operator {
     const int axis = static_cast<int>(axis_ < 0 ? axis_ + rank : axis_);
     const auto* begin = x.as<const std::byte>();
     const size_t bytes = storage_bytes(dtype_, x.shape.checked_elements().value_or(0)).value_or(0);
-    SplitPiece piece{product(x.shape, 0, axis), x.shape[axis], product(x.shape, axis + 1, rank), 0, 0};
+    SplitPiece piece{extents_product(x.shape, 0, axis), x.shape[axis], extents_product(x.shape, axis + 1, rank), 0, 0};
     for (const Tensor& y : out) {
       piece.size = y.shape[axis];
       const auto* data = y.as<const std::byte>();
