@@ -11,6 +11,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
@@ -37,24 +38,46 @@ struct quern_session {
 
 namespace {
 
-thread_local std::string last_error;
+constexpr const char* kNoMemory = "quern: the memory needed is not available";
 
-quern_status report(const Error& error) {
-  last_error = quern::one_line(error.message());
-  return static_cast<quern_status>(quern::exit_code(error.code));
+thread_local std::string error_text;
+thread_local const char* last_error = "";  // into error_text, or a literal
+
+// Where there is no memory for the text of an error, that is the error.
+quern_status report_no_memory() noexcept {
+  last_error = kNoMemory;
+  return static_cast<quern_status>(quern::exit_code(Errc::no_memory));
+}
+
+quern_status report(Errc code, std::string_view text) noexcept {
+  try {
+    error_text = text;
+  } catch (const std::bad_alloc&) {
+    return report_no_memory();
+  }
+  last_error = error_text.c_str();
+  return static_cast<quern_status>(quern::exit_code(code));
+}
+
+quern_status report(const Error& error) noexcept {
+  try {
+    return report(error.code, quern::one_line(error.message()));
+  } catch (...) {
+    return report_no_memory();
+  }
 }
 
 template <class Work>
-quern_status guarded(Work&& work) {
+quern_status guarded(Work&& work) noexcept {
   try {
     const Result<void> done = work();
     return done.ok() ? QUERN_OK : report(done.error());
   } catch (const std::bad_alloc&) {
-    return report({Errc::no_memory, "the memory needed is not available", "quern"});
+    return report_no_memory();
   } catch (const std::exception& e) {
-    return report({Errc::internal, e.what(), "quern"});
+    return report(Errc::internal, e.what());
   } catch (...) {
-    return report({Errc::internal, "an exception of unknown type was thrown", "quern"});
+    return report(Errc::internal, "an exception of unknown type was thrown");
   }
 }
 
@@ -152,7 +175,7 @@ Result<void> continue_text(quern_session& session, const Append& append, const q
 
 const char* quern_version(void) { return QUERN_VERSION; }
 
-const char* quern_last_error(void) { return last_error.c_str(); }
+const char* quern_last_error(void) { return last_error; }
 
 quern_status quern_open(const char* folder, int32_t threads, quern_model** model) {
   return guarded([&]() -> Result<void> {

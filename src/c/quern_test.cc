@@ -6,12 +6,26 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
+
+// Whether there is memory; of the library, too.
+static std::atomic<bool> no_memory{false};
+
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  void* const memory = no_memory ? nullptr : std::malloc(bytes > 0 ? bytes : 1);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -225,6 +239,18 @@ TEST_F(CInterface, WhatAnErrorSaysIsPrintable) {
   quern_model* none = nullptr;
   EXPECT_EQ(quern_open("/nowhere/\n\x1b[31m\xff", 0, &none), QUERN_BAD_MODEL);
   EXPECT_NE(std::strstr(quern_last_error(), "/nowhere/\\x0a\\x1b[31m\\xff"), nullptr) << quern_last_error();
+}
+
+TEST_F(CInterface, AnErrorNeedsNoMemoryToBeReported) {
+  quern_model* none = nullptr;
+  const std::string place = "/nowhere" + std::string(200, 'x');
+  no_memory = true;
+  const quern_status status = quern_open(place.c_str(), 1, &none);
+  no_memory = false;
+  EXPECT_EQ(status, QUERN_NO_MEMORY);
+  EXPECT_NE(std::strstr(quern_last_error(), "memory"), nullptr) << quern_last_error();
+  EXPECT_EQ(quern_open(place.c_str(), 1, &none), QUERN_BAD_MODEL);
+  EXPECT_NE(std::strstr(quern_last_error(), place.c_str()), nullptr) << quern_last_error();
 }
 
 TEST_F(CInterface, HandlesMayBeFreedInAnyOrder) {
