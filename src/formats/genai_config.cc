@@ -51,9 +51,6 @@ Result<void> read_names(const JsonSection& decoder, GenaiDecoder& out) {
     QUERN_TRY_VOID(inputs.refuse("past_names", "a cache with keys and values in one tensor"));
     QUERN_TRY_VOID(inputs.text_into("input_ids", out.inputs.input_ids));
     QUERN_TRY_VOID(inputs.text_into("attention_mask", out.inputs.attention_mask));
-    if (inputs.find("position_ids") != nullptr) {
-      QUERN_TRY_VOID(inputs.text_into("position_ids", out.inputs.position_ids.emplace()));
-    }
     QUERN_TRY_VOID(template_into(inputs, "past_key_names", out.inputs.past_key_names));
     QUERN_TRY_VOID(template_into(inputs, "past_value_names", out.inputs.past_value_names));
   }

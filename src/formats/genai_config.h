@@ -19,7 +19,6 @@ namespace quern::formats {
 struct GenaiInputs {
   std::string input_ids = "input_ids";
   std::string attention_mask = "attention_mask";
-  std::optional<std::string> position_ids;  // only where the file names it
   std::string past_key_names = "past_key_values.%d.key";
   std::string past_value_names = "past_key_values.%d.value";
 };

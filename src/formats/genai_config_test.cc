@@ -70,7 +70,6 @@ TEST(GenaiConfig, ExportersFileIsRead) {
   EXPECT_EQ(c.decoder.num_attention_heads, 16);
   EXPECT_EQ(c.decoder.num_hidden_layers, 28);
   EXPECT_EQ(c.decoder.num_key_value_heads, 8);
-  EXPECT_EQ(c.decoder.inputs.position_ids, std::nullopt);
   EXPECT_EQ(layer_value_name(c.decoder.inputs.past_key_names, 27), "past_key_values.27.key");
   EXPECT_EQ(layer_value_name(c.decoder.outputs.present_value_names, 0), "present.0.value");
   EXPECT_TRUE(c.search.do_sample);
@@ -109,12 +108,6 @@ TEST(GenaiConfig, MaxLengthZeroIsTheContextLength) {
   json j = exported();
   j["search"]["max_length"] = 0;
   EXPECT_EQ(parsed(j).value().search.max_length, 40960);
-}
-
-TEST(GenaiConfig, PositionIdsAreSeenWhereNamed) {
-  json j = exported();
-  j["model"]["decoder"]["inputs"]["position_ids"] = "position_ids";
-  EXPECT_EQ(parsed(j).value().decoder.inputs.position_ids, "position_ids");
 }
 
 TEST(GenaiConfig, IntegersAreNumbers) {
