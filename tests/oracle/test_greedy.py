@@ -2,13 +2,18 @@
 """Greedy text of the demo model: 64 tokens for 20 prompts, the ids of ONNX Runtime by the margin rule.
 
 The margin rule: where both engines have seen the same tokens, quern's choice must be ONNX Runtime's whenever the lead of
-the best token over the second exceeds twice the measured error of that row of logits; a closer call may go to any
-candidate within that bound. The prefix is ONNX Runtime's, so one close call does not end the comparison.
+the best token over the second exceeds twice what a logit may be off; a closer call may go to any candidate within that
+bound. The prefix is ONNX Runtime's, so one close call does not end the comparison.
+
+What a logit may be off is not read from quern's own rows. It is the rounding noise of int8 activations, which shows between
+ONNX Runtime at accuracy level 4 and at level 0: two draws differ by sqrt(2) of one (test_perplexity.py says more), of the
+largest one of any logit here.
 """
 import numpy as np
 import onnxruntime
 import pytest
-from conftest import ROOT, empty_past, past_extents
+from conftest import ROOT, copy_of_demo, empty_past, past_extents
+from test_perplexity import Ort
 
 import quern
 
@@ -43,24 +48,46 @@ def ort_greedy(session, ids, count):
     return chosen, np.array(rows)
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_ids_by_the_margin_rule(engines, prompt):
+@pytest.fixture(scope="module")
+def texts(engines, tmp_path_factory):
+    """{prompt: (chosen ids, rows of ONNX Runtime, rows of quern)}, and what a logit may be off."""
     ours, theirs = engines
-    ids = ours.tokenize(prompt)
-    chosen, their_rows = ort_greedy(theirs, ids, TOKENS)
-    our_rows = ours.logits(ids + chosen[:-1])[len(ids) - 1:]
+    unrounded = Ort(copy_of_demo(tmp_path_factory.mktemp("greedy")), level=0)
+    found, noise = {}, 0.0
+    for prompt in PROMPTS:
+        ids = ours.tokenize(prompt)
+        chosen, their_rows = ort_greedy(theirs, ids, TOKENS)
+        seen = ids + chosen[:-1]
+        found[prompt] = chosen, their_rows, ours.logits(seen)[len(ids) - 1:]
+        noise = max(noise, np.abs(their_rows - unrounded(seen)[len(ids) - 1:]).max())
+    return found, np.sqrt(2) * noise
+
+
+def leads(rows):
+    second, best = np.sort(rows, axis=1)[:, -2:].T
+    return best - second
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_ids_by_the_margin_rule(texts, prompt):
+    found, bound = texts
+    chosen, their_rows, our_rows = found[prompt]
     assert our_rows.shape == their_rows.shape
-    free_choices = 0
-    for step in range(TOKENS):
-        error = np.abs(our_rows[step] - their_rows[step]).max()
-        second, best = np.sort(their_rows[step])[-2:]
-        choice = int(our_rows[step].argmax())
-        if best - second > 2 * error:
-            assert choice == chosen[step], f"token {step}: {choice}, expected {chosen[step]} (lead {best - second:.3f}, error {error:.3f})"
+    error = np.abs(our_rows - their_rows).max(axis=1)
+    assert error.max() <= bound, f"token {error.argmax()}: a logit is off by {error.max():.3f}, allowed {bound:.3f}"
+    for step, (lead, ours, theirs) in enumerate(zip(leads(their_rows), our_rows, their_rows, strict=True)):
+        choice = int(ours.argmax())
+        if lead > 2 * bound:
+            assert choice == chosen[step], f"token {step}: {choice}, expected {chosen[step]} (lead {lead:.3f}, bound {bound:.3f})"
         else:
-            free_choices += 1
-            assert best - their_rows[step][choice] <= 2 * error
-    assert free_choices < TOKENS // 4, "the rule must decide most tokens, or it proves nothing"
+            assert theirs.max() - theirs[choice] <= 2 * bound
+
+
+def test_the_margin_rule_decides_many_tokens(texts):
+    """Or it proves nothing."""
+    found, bound = texts
+    lead = np.concatenate([leads(their_rows) for _, their_rows, _ in found.values()])
+    assert (lead > 2 * bound).mean() > 1 / 3
 
 
 def test_generate_is_the_argmax_of_the_teacher_forced_logits(engines):

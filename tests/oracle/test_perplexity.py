@@ -7,7 +7,8 @@ logit and a weighted mean of all, so a token's negative log-likelihood, and the 
 
 With int8 activations two engines draw other rounding noise. How much of it a graph has shows between ONNX Runtime at
 accuracy level 4 and at level 0, where activations are not rounded; two draws differ by sqrt(2) of one. That bounds the
-root mean square over the logits of a window, and over the likelihoods of tokens. The mean of n likelihoods then differs by
+root mean square over the logits of a window, and over the likelihoods of tokens, and with the largest draw any one logit; the
+best token must be ONNX Runtime's where it leads by more than twice that. The mean of n likelihoods then differs by
 the noise of one over sqrt(n): the deviations of window means show that tokens add up as if they were independent. Four
 standard deviations are allowed, and for the demo model that must stay below 1e-3, or the gate would say nothing: the
 relative difference of two perplexities is that of their means.
@@ -84,22 +85,25 @@ def check_accuracy(folder, text, resolution):
     windows = [ids[i:i + WINDOW] for i in range(0, len(ids), WINDOW)]
     rows = [(ours.logits(window), theirs(window)) for window in windows]
 
-    logit_noise, loss_noise = [], []
+    logit_noise, largest_noise, loss_noise = [], [], []
     for window, (_, b) in list(zip(windows, rows))[:NOISE_WINDOWS]:
         exact = unrounded(window)
         logit_noise.append(rms(b - exact))
+        largest_noise.append(np.abs(b - exact).max())
         loss_noise.append(losses(b, window) - losses(exact, window))
     logit_noise, loss_noise = max(logit_noise), rms(np.concatenate(loss_noise))
 
+    bound = np.sqrt(2) * max(largest_noise)  # what a logit may be off
     free_choices = 0
-    for window, (a, b) in zip(windows, rows):
+    for a, b in rows:
         assert rms(a - b) <= np.sqrt(2) * logit_noise
-        error = np.abs(a - b).max(axis=1)
+        error = np.abs(a - b).max()
+        assert error <= bound, f"a logit is off by {error:.3f}, allowed {bound:.3f}"
         second, best = np.sort(b, axis=1)[:, -2:].T
-        decided = best - second > 2 * error
+        decided = best - second > 2 * bound
         assert np.array_equal(a.argmax(axis=1)[decided], b.argmax(axis=1)[decided])
         free_choices += int((~decided).sum())
-    assert free_choices < len(ids) // 4, "the margin rule must decide most tokens, or it proves nothing"
+    assert free_choices < len(ids) * 2 / 3, "the margin rule must decide many tokens, or it proves nothing"
 
     our_losses = np.concatenate([losses(a, window) for window, (a, _) in zip(windows, rows)])
     their_losses = np.concatenate([losses(b, window) for window, (_, b) in zip(windows, rows)])
