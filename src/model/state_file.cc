@@ -176,7 +176,11 @@ Result<void> StateFileReader::read_head(const nlohmann::json& facts, int64_t mos
   std::string text(facts_bytes, '\0');
   QUERN_TRY_VOID(read(std::as_writable_bytes(std::span(text))));
   f.head.facts = nlohmann::json::parse(text, nullptr, false);
-  if (!f.head.facts.is_object()) return f.refuse("the head is not a JSON object");
+  // Nothing nested: a message shows a fact, and showing goes as deep as the value.
+  const bool flat = f.head.facts.is_object() && std::ranges::all_of(f.head.facts, [](const nlohmann::json& fact) {
+                      return fact.is_string() || fact.is_number_integer();
+                    });
+  if (!flat) return f.refuse("the head is not a JSON object of strings and integers");
   QUERN_TRY_VOID(expect(facts));
   uint64_t ids = 0;
   QUERN_TRY_VOID(read(std::as_writable_bytes(std::span(&ids, 1))));

@@ -109,6 +109,19 @@ TEST_F(StateFile, EveryDamagedByteAndEveryCutIsNoticed) {
   EXPECT_TRUE(read().ok());
 }
 
+TEST_F(StateFile, FactsAreStringsAndIntegers) {
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  for (const std::string& fact : {deep, "{\"a\":" + deep + "}", std::string("null"), std::string("1.5")}) {
+    const std::string head = "{\"kv\":" + fact + "}";
+    const auto bytes = static_cast<uint32_t>(head.size());
+    put("QUERNST1" + std::string(reinterpret_cast<const char*>(&bytes), sizeof bytes) + head + std::string(16, '\0'));
+    const auto reader = StateFileReader::open(path_, {{"kv", "fp16"}}, 1 << 20);
+    ASSERT_FALSE(reader.ok());
+    EXPECT_EQ(reader.error().code, Errc::bad_request);
+    EXPECT_NE(reader.error().what.find("strings and integers"), std::string::npos) << reader.error().message();
+  }
+}
+
 TEST_F(StateFile, AnUnfinishedFileLeavesTheOldOneAlone) {
   write();
   const std::string before = content();
