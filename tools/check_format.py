@@ -20,7 +20,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--junit")
     arguments = parser.parse_args()
-    listed = [str(path.relative_to(ROOT)) for pattern in SOURCES for path in sorted(ROOT.glob(pattern)) if path.suffix in (".cc", ".h")]
+    listed = [str(path.relative_to(ROOT)) for pattern in SOURCES for path in sorted(ROOT.glob(pattern))
+              if path.suffix in (".cc", ".h")]
     done = subprocess.run(["clang-format", "--dry-run", "-Werror", *listed], cwd=ROOT, capture_output=True, text=True)
     outcomes: dict[str, list[str]] = {file.split("/")[0]: [] for file in listed}
     places = re.findall(r"^(\S+:\d+:\d+): ", done.stderr, re.M)

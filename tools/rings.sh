@@ -28,7 +28,8 @@ pytest_ring() {
 ctest_ring() {
   local build=$1 list=$1/Testing/Temporary/LastTestsFailed.log binary
   rm -f "$list"
-  GTEST_OUTPUT=xml:$results/ ctest --test-dir "$build" -j "$jobs" --output-on-failure --no-tests=error >"$results/ctest.log" && return
+  GTEST_OUTPUT=xml:$results/ ctest --test-dir "$build" -j "$jobs" --output-on-failure --no-tests=error \
+    >"$results/ctest.log" && return
   cat "$results/ctest.log"
   if [ -s "$list" ]; then
     while IFS=: read -r _ binary; do failure "$binary" "$results/$binary.xml"; done <"$list"

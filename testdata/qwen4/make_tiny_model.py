@@ -55,8 +55,8 @@ def main() -> None:
     ids = some_ids(TOKENS)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         folder = pathlib.Path(folder)
-        subprocess.run([sys.executable, ROOT / "tools" / "make_qwen4_checkpoint.py", folder, "--preset", "tiny", "--seed", str(CHECKPOINT_SEED)],
-                       check=True)
+        subprocess.run([sys.executable, ROOT / "tools" / "make_qwen4_checkpoint.py", folder, "--preset", "tiny",
+                        "--seed", str(CHECKPOINT_SEED)], check=True)
         digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
         exact, rounded = Reference(folder), Reference(folder, "bfloat16")
         prompts = [some_ids(12, seed) for seed in range(PROMPTS)]
