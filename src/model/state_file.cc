@@ -3,15 +3,13 @@
 #include "model/state_file.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <limits>
 
+#include "base/new_file.h"
 #include "base/quote_name.h"
 
 namespace quern::model {
@@ -42,38 +40,13 @@ Error io_error(const fs::path& path, std::string_view what) {
   return {Errc::io, fmt::format("{}: {}", what, std::strerror(errno)), path_place(path.string())};
 }
 
-// The file that `path` names, through links. Only what is not there yet or a regular file is replaced.
-Result<fs::path> target_of(const fs::path& path) {
-  std::error_code failed;
-  constexpr int kMostLinks = 40;
-  fs::path target = path;
-  for (int links = 0; fs::is_symlink(fs::symlink_status(target, failed)); links++) {
-    if (links == kMostLinks) return Error{Errc::io, "leads through too many links", path_place(path.string())};
-    target = target.parent_path() / fs::read_symlink(target, failed);
-  }
-  const fs::file_status status = fs::status(target, failed);
-  if (!path.has_filename() || (fs::exists(status) && !fs::is_regular_file(status))) {
-    return Error{Errc::io, "is not a regular file", path_place(path.string())};
-  }
-  return target;
-}
-
 }  // namespace
 
 // ---- writing ----
 
 struct StateFileWriter::File {
-  fs::path path;
-  fs::path part;
-  std::FILE* stream = nullptr;
+  NewFile file;
   Hash hash = new_hash();
-
-  ~File() {
-    if (stream == nullptr) return;
-    std::fclose(stream);
-    std::error_code ignored;
-    fs::remove(part, ignored);
-  }
 };
 
 StateFileWriter::StateFileWriter(std::unique_ptr<File> file) : file_(std::move(file)) {}
@@ -82,16 +55,8 @@ StateFileWriter& StateFileWriter::operator=(StateFileWriter&&) noexcept = defaul
 StateFileWriter::~StateFileWriter() = default;
 
 Result<StateFileWriter> StateFileWriter::create(const fs::path& path, const StateFileHead& head) {
-  auto file = std::make_unique<File>();
-  QUERN_TRY(file->path, target_of(path));
-  // A name that nobody else has: other threads, and runs that were killed before they could remove theirs.
-  std::string part = file->path.string() + ".XXXXXX.part";
-  const int descriptor = ::mkstemps(part.data(), 5);
-  if (descriptor < 0) return io_error(path, "a file beside it cannot be created");
-  file->part = part;
-  file->stream = ::fdopen(descriptor, "wb");
-  QUERN_CHECK(file->stream != nullptr, "a stream over a descriptor that was just opened for writing");
-  StateFileWriter writer(std::move(file));
+  QUERN_TRY(NewFile file, NewFile::create(path));
+  StateFileWriter writer(std::make_unique<File>(std::move(file)));
   const std::string facts = head.facts.dump();
   const auto facts_bytes = static_cast<uint32_t>(facts.size());
   const auto ids = static_cast<uint64_t>(head.ids.size());
@@ -106,20 +71,13 @@ Result<StateFileWriter> StateFileWriter::create(const fs::path& path, const Stat
 Result<void> StateFileWriter::write(std::span<const std::byte> bytes) {
   if (bytes.empty()) return {};
   XXH3_64bits_update(file_->hash.get(), bytes.data(), bytes.size());
-  if (std::fwrite(bytes.data(), 1, bytes.size(), file_->stream) == bytes.size()) return {};
-  return io_error(file_->part, "cannot be written");
+  return file_->file.write(bytes);
 }
 
 Result<void> StateFileWriter::finish() {
   const uint64_t sum = XXH3_64bits_digest(file_->hash.get());
-  const bool written = std::fwrite(&sum, sizeof sum, 1, file_->stream) == 1 && std::fflush(file_->stream) == 0 &&
-                       ::fsync(::fileno(file_->stream)) == 0;
-  if (!written) return io_error(file_->part, "cannot be written");
-  if (std::rename(file_->part.c_str(), file_->path.c_str()) != 0) {
-    return io_error(file_->path, fmt::format("cannot be put in place of {}", file_->part.string()));
-  }
-  std::fclose(std::exchange(file_->stream, nullptr));
-  return {};
+  QUERN_TRY_VOID(file_->file.write(bytes_of(sum)));
+  return file_->file.finish();
 }
 
 // ---- reading ----

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owns the file that a timeline is saved to: its head, its checksum, and that it appears whole or not at all. Does not
-// own what a model line puts behind the head (qwen3.cc).
+// Owns the file that a timeline is saved to: its head and its checksum. Does not own what a model line puts behind the
+// head (qwen3.cc), nor how a file appears whole or not at all (base/new_file.h).
 //
 // Little-endian: 8 bytes "QUERNST1"; uint32 bytes of JSON; the JSON, an object with what the line wants to compare
 // before it reads on; uint64 count and int32 token ids; the line's payload; uint64 XXH3-64 of all that is before it.
@@ -26,8 +26,7 @@ struct StateFileHead {
   std::vector<int32_t> ids;
 };
 
-// Writes beside the path and renames at the end; destroyed without finish() it leaves nothing behind. The file is its
-// owner's alone (mode 0600): it holds a conversation.
+// Destroyed without finish() it leaves nothing behind, as base/new_file.h says.
 class StateFileWriter {
  public:
   // Links are followed; what is there and is no regular file is not replaced. Errors: io, with the path.
