@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "engine/no_memory.h"
+#include "model/forward_call.h"
 
 namespace quern::engine {
 namespace {
@@ -140,7 +141,8 @@ Result<ChatPrompt> Conversation::fit(Messages& messages, const AskOptions& optio
   }
   if (tokens() > context) {
     return Error{Errc::too_long,
-                 fmt::format("has {} tokens with this message, the model's context holds {}", tokens(), context),
+                 fmt::format("has {} tokens with this message, {}", tokens(),
+                             model::what_context_holds(format_.engine()->info())),
                  "conversation"};
   }
   return prompt;

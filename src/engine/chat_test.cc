@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 
@@ -29,7 +30,7 @@ class ChatTest : public testing::Test {
  protected:
   ChatTest() : scratch_("chat_test") {}
 
-  std::shared_ptr<const Engine> open(const char* chat_template, int64_t context = 2048) {
+  std::shared_ptr<const Engine> open(const char* chat_template, int64_t context = 2048, int32_t opened_for = 0) {
     test::TinyQwen3 model;
     model.context = context;
     model.write(scratch_.path());
@@ -38,6 +39,7 @@ class ChatTest : public testing::Test {
     EngineOptions options;
     options.threads = 2;
     options.kv = "fp32";
+    options.context_tokens = opened_for;
     return Engine::open(scratch_.path(), options).value();
   }
   static std::unique_ptr<Conversation> conversation(std::shared_ptr<const Engine> engine,
@@ -230,6 +232,17 @@ TEST_F(ChatTest, FullContextRefusesTheMessageWithBothNumbers) {
   EXPECT_EQ(c->messages(), before);
   ask(*c, "y", greedy(100));  // what fits is answered until the context is full
   EXPECT_EQ(c->answer().generation.finish_reason, FinishReason::length);
+}
+
+TEST_F(ChatTest, ContextThatWasOpenedShorterIsSaidToBeThat) {
+  const auto engine = open(kPlain, 128, 1);
+  const auto refused = conversation(engine)->ask("x", greedy(1));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, Errc::too_long);
+  const std::string words = "the context was opened for 1 of the model's 128";
+  EXPECT_NE(refused.error().message().find(words), std::string::npos) << refused.error().message();
+  const auto prompt = engine->new_session().value()->append(std::array{1, 2});
+  EXPECT_NE(prompt.error().message().find("has 2 tokens, " + words), std::string::npos) << prompt.error().message();
 }
 
 TEST_F(ChatTest, FullContextDropsTheOldestExchanges) {

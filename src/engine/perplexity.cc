@@ -14,6 +14,7 @@
 #include "cpu/pool.h"
 #include "engine/log_probs.h"
 #include "engine/no_memory.h"
+#include "model/forward_call.h"
 
 namespace quern::engine {
 namespace {
@@ -22,14 +23,15 @@ namespace {
 // rows no longer waits for its weights.
 constexpr size_t kLogitsBytes = size_t{64} << 20;
 
-Result<void> choose_window(const PerplexityOptions& options, int32_t context, Perplexity& result) {
+Result<void> choose_window(const PerplexityOptions& options, const model::ModelInfo& info, Perplexity& result) {
+  const int32_t context = info.context_tokens;
   result.window_tokens = options.window_tokens != 0 ? options.window_tokens : std::min(kDefaultWindowTokens, context);
   if (result.window_tokens < 2) {
     return bad_request("ctx", fmt::format("is {}, a window needs at least 2 tokens", result.window_tokens));
   }
   if (result.window_tokens > context) {
     return Error{Errc::too_long,
-                 fmt::format("has {} tokens, the model's context holds {}", result.window_tokens, context), "window"};
+                 fmt::format("has {} tokens, {}", result.window_tokens, model::what_context_holds(info)), "window"};
   }
   result.stride_tokens = options.stride_tokens != 0 ? options.stride_tokens : result.window_tokens;
   if (result.stride_tokens < 1 || result.stride_tokens > result.window_tokens) {
@@ -123,7 +125,7 @@ Result<Perplexity> measure_perplexity(const Engine& engine, std::span<const int3
     if (result.tokens < 2) {
       return bad_request("text", fmt::format("has {} tokens, at least two are needed", result.tokens));
     }
-    QUERN_TRY_VOID(choose_window(options, engine.info().context_tokens, result));
+    QUERN_TRY_VOID(choose_window(options, engine.info(), result));
     const int32_t vocab = engine.info().vocab;
     for (size_t i = 0; i < ids.size(); i++) {
       if (ids[i] >= 0 && ids[i] < vocab) continue;

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "engine/generator.h"
 #include "engine/no_memory.h"
+#include "model/forward_call.h"
 #include "model/state_file.h"
 
 namespace quern::engine {
@@ -36,11 +37,7 @@ Result<void> Session::check(std::span<const int32_t> ids) const {
   const model::ModelInfo& info = engine_->info();
   const size_t total = tokens_.size() + ids.size();
   if (total > static_cast<size_t>(info.context_tokens)) {
-    const std::string room = info.context_tokens == info.model_context_tokens
-                                 ? fmt::format("the model's context holds {}", info.context_tokens)
-                                 : fmt::format("the context was opened for {} of the model's {}", info.context_tokens,
-                                               info.model_context_tokens);
-    return Error{Errc::too_long, fmt::format("has {} tokens, {}", total, room),
+    return Error{Errc::too_long, fmt::format("has {} tokens, {}", total, model::what_context_holds(info)),
                  tokens_.empty() ? "prompt" : "prompt and tokens before it"};
   }
   for (size_t i = 0; i < ids.size(); i++) {

@@ -6,6 +6,13 @@
 
 namespace quern::model {
 
+std::string what_context_holds(const ModelInfo& info) {
+  if (info.context_tokens == info.model_context_tokens) {
+    return fmt::format("the model's context holds {}", info.context_tokens);
+  }
+  return fmt::format("the context was opened for {} of the model's {}", info.context_tokens, info.model_context_tokens);
+}
+
 Result<void> check_ids(const ModelInfo& info, std::span<const int32_t> ids, std::string_view where) {
   for (size_t i = 0; i < ids.size(); i++) {
     if (ids[i] >= 0 && ids[i] < info.vocab) continue;
@@ -23,7 +30,7 @@ Result<int64_t> check_call(const ModelInfo& info, int64_t length, std::span<cons
   const int64_t total = length + count;
   if (total > info.context_tokens) {
     return Error{Errc::too_long,
-                 fmt::format("{} tokens do not fit the model's context of {}", total, info.context_tokens), "ids"};
+                 fmt::format("with those before them are {} tokens, {}", total, what_context_holds(info)), "ids"};
   }
   const int64_t first = wanted.first == Rows::kLast ? count - wanted.count : wanted.first;
   if (wanted.count < 0 || first < 0 || first > count - wanted.count) {

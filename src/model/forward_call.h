@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owns what every line checks about the arguments of Line::forward() before it computes.
+// Owns what every line checks about the arguments of Line::forward() before it computes, and what is said of its
+// context.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "base/error.h"
 #include "model/line.h"
 
 namespace quern::model {
+
+// "the model's context holds 2048", or what it was opened for, for errors of too many tokens.
+std::string what_context_holds(const ModelInfo& info);
 
 // Errors: bad_request for an id outside [0, info.vocab), by position in `where`.
 Result<void> check_ids(const ModelInfo& info, std::span<const int32_t> ids, std::string_view where);
