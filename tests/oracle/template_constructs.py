@@ -61,6 +61,8 @@ CONSTRUCTS = {
     "Precedence": "{{ 1 + 2 ~ 3 * 4 }} {{ not t == f }} {{ not f and t }} {{ t or f and f }} {{ -n|string ~ 'x' }} {{ 2 * 3 ~ 4 }} {{ 'a' ~ 1 + 1 }}",
     "MinusAndFilter": "{{ -n|default(1) }} {{ (-n)|string|length }} {{ -list[0] }}",
     "Comparisons": "{{ 1 < 2 }} {{ 2 <= 2 }} {{ 3 > 4 }} {{ 4 >= 4 }} {{ 1 == 1.0 }} {{ 1 != 2 }} {{ 'a' < 'b' }} {{ 'Z' < 'a' }} {{ 'é' > 'z' }} {{ 1 < 1.5 }}",
+    "IntegersAndReals": "{% for i in [big, -big, 9007199254740992, 9223372036854775807, -9223372036854775807, 1, 2, -2, true] %}{% for r in [9007199254740992.0, -9007199254740992.0, 9223372036854775808.0, -9223372036854775808.0, 1e300, 1.0, 1.5, -1.5, -2.0] %}"
+                        "{{ i < r }} {{ i <= r }} {{ i > r }} {{ i >= r }} {{ i == r }} {{ r < i }} {{ r >= i }} {{ r != i }};{% endfor %}{% endfor %}{{ big in [9007199254740992.0] }}",
     "ChainedComparisons": "{{ 1 < 2 < 3 }} {{ 1 < 3 < 2 }} {{ 1 == 1 != 2 }} {{ 1 in [1] == true }}",
     "Equality": "{{ [1, 2] == [1, 2] }} {{ [1] == (1,) }} {{ {'a': 1, 'b': 2} == {'b': 2, 'a': 1.0} }} {{ nil == false }} {{ '1' == 1 }} {{ nope == nada }} {{ nope == nil }} {{ nope == '' }} {{ none == none }}",
     "Containment": "{{ 'ell' in s }} {{ 'x' not in s }} {{ 1 in list }} {{ true in list }} {{ 'b' in map }} {{ 5 in map }} {{ 'a' in nope }} {{ '' in s }} {{ 2 in (1, 2) }} {{ nil in mixed }} {{ 'k' in map.items() }}",

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <compare>
 
 namespace quern::text::jinja {
 namespace {
@@ -141,13 +142,12 @@ Result<Value> signed_value(Operation operation, const Value& value) {
 
 namespace {
 
-template <class T>
-bool ordered(Comparison comparison, const T& a, const T& b) {
+bool holds(Comparison comparison, std::partial_ordering order) {
   switch (comparison) {
-    case Comparison::less: return a < b;
-    case Comparison::less_equal: return a <= b;
-    case Comparison::greater: return a > b;
-    default: return a >= b;
+    case Comparison::less: return order < 0;
+    case Comparison::less_equal: return order <= 0;
+    case Comparison::greater: return order > 0;
+    default: return order >= 0;
   }
 }
 
@@ -162,12 +162,11 @@ Result<bool> compare(Comparison comparison, const Value& a, const Value& b, Budg
     QUERN_TRY(const bool inside, contains(b, a, budget));
     return inside == (comparison == Comparison::in);
   }
-  if (const auto x = a.integer(), y = b.integer(); x && y) return ordered(comparison, *x, *y);
-  if (const auto x = a.number(), y = b.number(); x && y) return ordered(comparison, *x, *y);
+  if (const auto order = Value::order_of_numbers(a, b)) return holds(comparison, *order);
   // The order of UTF-8 bytes is the order of code points.
   if (a.utf8() != nullptr && b.utf8() != nullptr) {
     QUERN_TRY_VOID(budget.spend_text(a.utf8()->size()));
-    return ordered(comparison, *a.utf8(), *b.utf8());
+    return holds(comparison, *a.utf8() <=> *b.utf8());
   }
   return refuse(fmt::format("{} and {} have no order", kind_name(a), kind_name(b)));
 }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "text/jinja/python_text.h"
 #include "text/utf8.h"
@@ -66,6 +67,29 @@ std::optional<int64_t> Value::integer() const {
 std::optional<double> Value::number() const {
   if (const auto* value = as<double>()) return *value;
   if (const auto value = integer()) return static_cast<double>(*value);
+  return std::nullopt;
+}
+
+namespace {
+
+std::partial_ordering order(int64_t whole, double real) {
+  constexpr double kBeyond = 9223372036854775808.0;  // 2^63
+  if (std::isnan(real)) return std::partial_ordering::unordered;
+  if (real >= kBeyond) return std::partial_ordering::less;
+  if (real < -kBeyond) return std::partial_ordering::greater;
+  const double cut = std::trunc(real);
+  if (const auto order = whole <=> static_cast<int64_t>(cut); order != 0) return order;
+  return cut <=> real;
+}
+
+}  // namespace
+
+std::optional<std::partial_ordering> Value::order_of_numbers(const Value& a, const Value& b) {
+  const auto x = a.integer(), y = b.integer();
+  if (x && y) return *x <=> *y;
+  if (x && b.as<double>() != nullptr) return order(*x, *b.as<double>());
+  if (y && a.as<double>() != nullptr) return 0 <=> order(*y, *a.as<double>());
+  if (a.as<double>() != nullptr && b.as<double>() != nullptr) return *a.as<double>() <=> *b.as<double>();
   return std::nullopt;
 }
 
@@ -202,17 +226,7 @@ Result<bool> equal_mappings(const Mapping& a, const Mapping& b, Budget& budget) 
 
 Result<bool> equal(const Value& a, const Value& b, Budget& budget) {
   QUERN_TRY_VOID(budget.spend(1));
-  if (const auto x = a.integer(), y = b.integer(); x && y) return *x == *y;
-  if (const auto x = a.number(), y = b.number(); x && y) {
-    // Python compares an integer with a floating-point number exactly; doubles do so up to 2^53.
-    constexpr int64_t kExact = int64_t{1} << 53;
-    for (const auto& exact : {a.integer(), b.integer()}) {
-      if (exact && (*exact > kExact || *exact < -kExact)) {
-        return refuse("comparing an integer above 2^53 with a floating-point number is not supported");
-      }
-    }
-    return *x == *y;
-  }
+  if (const auto order = Value::order_of_numbers(a, b)) return *order == 0;
   if (const std::string* x = a.utf8(), *y = b.utf8(); x != nullptr && y != nullptr) {
     QUERN_TRY_VOID(budget.spend_text(std::min(x->size(), y->size())));
     return *x == *y;

@@ -3,6 +3,7 @@
 // Python do, because that is what templates are written for. Does not own their text forms (value_text.h).
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -136,6 +137,8 @@ class Value {
   // True, false and integers; Python calculates with truth values as 0 and 1.
   std::optional<int64_t> integer() const;
   std::optional<double> number() const;
+  // Of two numbers, exact also where one is an integer that no double is; nothing for other values.
+  static std::optional<std::partial_ordering> order_of_numbers(const Value& a, const Value& b);
 
   // Sequences and mappings that hold each other; 0 for the rest.
   int depth() const;
