@@ -47,7 +47,8 @@ constexpr const char* kCommands =
     "/help              this list\n"
     "/exit              leave; so do Ctrl-D, and Ctrl-C while no answer is being written\n"
     "Every other line is a message; of // at its start one / is left out.\n"
-    "A \\ at the end of a line continues the message on the next one.\n";
+    "A \\ at the end of a line continues the message on the next one. A terminal keeps at most 4095 bytes of a line;\n"
+    "a line as long as that is refused, since its end may be missing.\n";
 
 void note(const std::string& text) { write_message(fmt::format("quern: {}\n", one_line(text))); }
 
@@ -126,7 +127,12 @@ class Chat {
   // The exit code.
   Result<int> run() {
     while (true) {
-      QUERN_TRY(const std::optional<std::string> line, next_message());
+      auto read = next_message();
+      if (interactive_ && !read.ok() && read.error().code == Errc::too_long) {
+        note(read.error().message());
+        continue;
+      }
+      QUERN_TRY(const std::optional<std::string> line, std::move(read));
       if (!line) break;
       Result<bool> goes_on = is_command(*line) ? command(*line) : answer(line->substr(line->starts_with("//") ? 1 : 0));
       if (!goes_on.ok() && goes_on.error().code == Errc::cancelled) {
@@ -156,6 +162,7 @@ class Chat {
   // Several lines where a \ joins them; empty ones are passed over.
   Result<std::optional<std::string>> next_message() {
     std::string message;
+    leave_on_interrupts();
     for (bool more = true; more;) {
       if (prompts_) write_message(message.empty() ? "> " : ". ");
       QUERN_TRY(std::optional<std::string> line, read_line());
@@ -164,6 +171,7 @@ class Chat {
         if (message.empty()) return std::optional<std::string>();
         break;
       }
+      if (line->ends_with('\r')) line->pop_back();
       more = line->ends_with('\\');
       if (more) line->back() = '\n';
       message += *line;
@@ -218,7 +226,9 @@ class Chat {
     ask_.progress = [&](int64_t done, int64_t total) {
       progress.show(fmt::format("prompt: {} of {} tokens", done, total));
     };
-    ask_.generate.cancel = answer_interrupts();
+    // Who watches may press the key twice, and would lose the conversation.
+    ask_.generate.cancel =
+        answer_interrupts(interactive_ ? FurtherInterrupts::are_ignored : FurtherInterrupts::end_the_program);
     auto asked = conversation_.ask(message, ask_);
     progress.clear();
     Writer writer(options_.json);
@@ -231,7 +241,7 @@ class Chat {
         asked = std::move(parts).error();
       }
     }
-    leave_on_interrupts();
+    if (!interactive_) leave_on_interrupts();
     QUERN_TRY_VOID(std::move(written));
     QUERN_TRY_VOID(std::move(asked));
     QUERN_TRY_VOID(writer.end(conversation_.answer()));

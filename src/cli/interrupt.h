@@ -13,10 +13,12 @@ inline constexpr int kExitInterrupted = 130;
 // From here on an interrupt ends the program at once, with kExitInterrupted.
 void watch_interrupts();
 
-// From here on the first interrupt raises the flag that is returned, and the second ends the program. The flag begins
-// lowered.
-engine::CancelFlag answer_interrupts();
-// Interrupts end the program at once again.
+enum class FurtherInterrupts { end_the_program, are_ignored };
+// From here on the first interrupt raises the flag that is returned; `further` says what the ones behind it do. The
+// flag begins lowered.
+engine::CancelFlag answer_interrupts(FurtherInterrupts further = FurtherInterrupts::end_the_program);
+// Interrupts end the program at once again; where further ones were ignored, only after a moment: the second of two
+// quick presses may come when the work has ended already.
 void leave_on_interrupts();
 
 }  // namespace quern::cli

@@ -5,14 +5,17 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 
+#include "base/new_file.h"
 #include "base/quote_name.h"
 #include "text/utf8.h"
 
@@ -22,8 +25,9 @@ namespace {
 // Far above every prompt that a context holds. Devices have no end.
 constexpr size_t kMaxPromptBytes = size_t{64} << 20;
 
-// For its owner alone, as saved timelines are.
-constexpr mode_t kPrivate = S_IRUSR | S_IWUSR;
+// What Linux keeps of a line that is typed or pasted while a terminal edits lines (N_TTY_BUF_SIZE less the line break).
+// It drops the rest and says so to nobody.
+constexpr size_t kMostOfTerminalLine = 4095;
 
 Error io_failure(const char* what, int failure, const std::string& where) {
   return {Errc::io, fmt::format("{} failed: {}", what, std::strerror(failure)), where};
@@ -31,6 +35,31 @@ Error io_failure(const char* what, int failure, const std::string& where) {
 
 Error prompt_too_large(const std::string& where) {
   return bad_request(where, fmt::format("has more than {} bytes, which is the limit of a prompt", kMaxPromptBytes));
+}
+
+// Standard input is a terminal that hands over whole lines, as it does unless somebody has told it otherwise.
+bool terminal_edits_lines() {
+  termios settings{};
+  return tcgetattr(STDIN_FILENO, &settings) == 0 && (settings.c_lflag & ICANON) != 0;
+}
+
+Error perhaps_cut(size_t bytes) {
+  return {Errc::too_long,
+          fmt::format("has a line of {} bytes, and of a line a terminal keeps {} at most, so its end may be missing; "
+                      "shorter lines or a pipe hold more",
+                      bytes, kMostOfTerminalLine),
+          "standard input"};
+}
+
+// Of bytes that are whole lines. What is as long as a terminal's lines can be is refused, cut or not.
+Result<void> check_terminal_lines(std::string_view bytes) {
+  if (bytes.size() < kMostOfTerminalLine || !terminal_edits_lines()) return {};
+  for (size_t begin = 0; begin < bytes.size();) {
+    const size_t end = std::min(bytes.find('\n', begin), bytes.size());
+    if (end - begin >= kMostOfTerminalLine) return perhaps_cut(end - begin);
+    begin = end + 1;
+  }
+  return {};
 }
 
 }  // namespace
@@ -80,13 +109,17 @@ Result<std::string> read_all(const std::string& path) {
   if (file == nullptr) return io_failure("opening", errno, where);
   std::string bytes;
   char block[1 << 16];
-  for (size_t got = 0; bytes.size() <= kMaxPromptBytes && (got = std::fread(block, 1, sizeof(block), file)) > 0;) {
+  // A terminal has an end for every Ctrl-D; the first one counts.
+  while (bytes.size() <= kMaxPromptBytes && std::feof(file) == 0) {
+    const size_t got = std::fread(block, 1, sizeof(block), file);
+    if (got == 0) break;
     bytes.append(block, got);
   }
   const int failure = std::ferror(file) != 0 ? errno : 0;
   if (!standard) std::fclose(file);
   if (failure != 0) return io_failure("reading", failure, where);
   if (bytes.size() > kMaxPromptBytes) return prompt_too_large(where);
+  if (standard) QUERN_TRY_VOID(check_terminal_lines(bytes));
   return bytes;
 }
 
@@ -100,25 +133,14 @@ Result<std::optional<std::string>> read_line() {
   }
   if (c == EOF && std::ferror(stdin) != 0) return io_failure("reading", errno, where);
   if (c == EOF && line.empty()) return std::optional<std::string>();
+  QUERN_TRY_VOID(check_terminal_lines(line));
   return std::optional(std::move(line));
 }
 
 Result<void> write_private_file(const std::string& path, std::string_view bytes) {
-  const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kPrivate);
-  if (descriptor < 0) return io_failure("opening", errno, path_place(path));
-  // A file that was there keeps its mode otherwise; devices and pipes do.
-  struct stat status {};
-  if (fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode)) (void)fchmod(descriptor, kPrivate);
-  std::FILE* file = fdopen(descriptor, "wb");
-  if (file == nullptr) {
-    const int failure = errno;
-    close(descriptor);
-    return io_failure("opening", failure, path);
-  }
-  const bool written = std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
-  const int failure = written ? 0 : errno;
-  if (std::fclose(file) != 0 || !written) return io_failure("writing", written ? errno : failure, path);
-  return {};
+  QUERN_TRY(NewFile file, NewFile::create(path));
+  QUERN_TRY_VOID(file.write(std::as_bytes(std::span(bytes))));
+  return file.finish();
 }
 
 Progress::Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}

@@ -35,12 +35,13 @@ std::string json_text(std::string_view bytes);
 // The shortest decimal that reads back as `value`, as a JSON number.
 double json_number(float value);
 
-// All bytes of a file or, for "-", of standard input. Errors: io, bad_request (more than 64 MiB).
+// All bytes of a file or, for "-", of standard input. Errors: io; bad_request (more than 64 MiB); too_long for a line
+// of a terminal that may have been cut there: the terminal keeps 4095 bytes of a line.
 Result<std::string> read_all(const std::string& path);
 
 // The next line of standard input without its end; nothing at the end. Errors: those of read_all().
 Result<std::optional<std::string>> read_line();
-// Only its owner may read the file, as with saved timelines. Errors: io, naming the file.
+// As base/new_file.h: whole or not at all, and for its owner alone. Errors: io, naming the file.
 Result<void> write_private_file(const std::string& path, std::string_view bytes);
 
 // One line on standard error that is rewritten in place; silent unless standard error is a terminal.

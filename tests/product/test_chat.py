@@ -62,6 +62,7 @@ def test_context_is_what_was_asked_for(quern, demo):
     assert whole["token_ids"][:tokens] == short["token_ids"] and len(whole["token_ids"]) > tokens
     text = quern.refused(5, "chat", demo, "--ctx", "8", stdin=lines("A verse about Jerusalem"))
     assert "8" in text
+    assert "opened for 8 of the model's 2048" in text
     text = quern.refused(5, "chat", demo, "--ctx", "2049")
     assert "2049" in text and "2048" in text
 
@@ -94,16 +95,34 @@ def test_messages_are_saved_and_gone_on_from(quern, demo, tmp_path):
     assert [m["role"] for m in messages] == ["user", "assistant"]
     (rest,) = answers(quern, demo, "And then?", args=("--messages", file))
     assert rest["counts"]["prompt_tokens"] == whole[1]["counts"]["prompt_tokens"]
-    assert "opening failed" in quern("chat", demo, stdin=lines("/save /nothing/there")).stderr.decode()
+    assert "beside it cannot be created" in quern("chat", demo, stdin=lines("/save /nothing/there")).stderr.decode()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o644)
     quern("chat", demo, stdin=lines(f"/save {file}"))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [f.name for f in tmp_path.iterdir()] == [file.name]
     for content, place in (("[{", "JSON"), ("{}", "an object"), ('["a"]', "messages[0]"), ("[{}]", "messages[0]"),
                            ('[{"role": "user", "content": "a"}, {"role": "assistant"}]', "messages[1]")):
         file.write_text(content)
         text = quern.refused(5, "chat", demo, "--messages", file)
         assert str(file) in text and place in text and "template" not in text
+
+
+def test_what_was_saved_stays_when_saving_fails(quern, demo, tmp_path):
+    file = tmp_path / "conversation.json"
+    before = json.dumps([{"role": "user", "content": "a" * 4096}])
+    file.write_text(before)
+    limited = ["bash", "-c", 'ulimit -f 1 && exec "$@"', "bash", quern.path, "chat", str(demo), "--messages", str(file)]
+    done = subprocess.run(limited, input=lines(f"/save {file}"), capture_output=True, timeout=DEADLINE_S)
+    assert done.returncode == 7 and b"cannot be written" in done.stderr, done.stderr
+    assert file.read_text() == before and [f.name for f in tmp_path.iterdir()] == [file.name]
+
+
+def test_line_ends_of_other_systems_are_no_text(quern, demo, tmp_path):
+    file = tmp_path / "conversation.json"
+    asked = quern("chat", demo, *SAMPLED, stdin=f"A verse\\\r\nabout Jerusalem\r\n/save {file}\r\n".encode())
+    assert asked.returncode == 0, asked.stderr
+    assert json.loads(file.read_text())[0]["content"] == "A verse\nabout Jerusalem"
 
 
 def test_reset_forgets_all_but_the_system_message(quern, demo):
@@ -280,3 +299,53 @@ def test_terminal_goes_on_after_errors_and_is_left_at_the_prompt(quern, demo, ke
     terminal.wait_for(b"> ", count=3)
     terminal.type(key)
     assert terminal.end() == code
+
+
+def test_a_line_that_a_terminal_cuts_is_refused_and_the_conversation_goes_on(quern, demo, tmp_path):
+    file = tmp_path / "conversation.json"
+    terminal = Terminal(quern.path, "chat", str(demo), *SAMPLED)
+    terminal.wait_for(b"> ")
+    terminal.type(b"Hello\n")
+    terminal.wait_for(b"\n> ")
+    terminal.type(b"a" * 5000 + b"\n")
+    terminal.wait_for(b"a line of 4095 bytes, and of a line a terminal keeps 4095 at most")
+    terminal.wait_for(b"\n> ", count=2)
+    terminal.type(b"b" * 4094 + b"\n")
+    terminal.wait_for(b"2048")
+    terminal.type(f"/save {file}\n/exit\n".encode())
+    assert terminal.end() == 0
+    assert [m["role"] for m in json.loads(file.read_text())] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("command", [("run", "-f", "-"), ("tokenize",)])
+def test_text_that_a_terminal_cuts_is_refused(quern, demo, command):
+    terminal = Terminal(quern.path, command[0], str(demo), *command[1:])
+    terminal.type(b"short\n" + b"a" * 5000 + b"\n")
+    terminal.wait_for(b"\n", count=2)  # not all of a long line is echoed
+    terminal.type(b"\x04")
+    terminal.wait_for(b"a line of 4095 bytes")
+    assert terminal.end() == 5
+
+
+def test_a_second_interrupt_does_not_lose_the_conversation(quern, talker, tmp_path):
+    file = tmp_path / "conversation.json"
+    terminal = Terminal(quern.path, "chat", str(talker), *ENDLESS, "-n", "8")
+    terminal.wait_for(b"> ")
+    terminal.type(b"hello\n")
+    terminal.wait_for(b"\n> ")
+    for _ in range(8):  # a long prompt, which is computed in pieces
+        terminal.type(b"w" * 4000 + b"\\\n")
+        terminal.wait_for(b". ")
+        terminal.seen = b""
+    terminal.type(b"end\n")
+    terminal.wait_for(b"prompt: ")
+    os.kill(terminal.pid, signal.SIGINT)
+    time.sleep(0.003)
+    os.kill(terminal.pid, signal.SIGINT)
+    terminal.wait_for(b"the answer was stopped")
+    terminal.wait_for(b"\n> ")
+    terminal.type(f"/save {file}\n".encode())
+    terminal.wait_for(b"2 messages are in")
+    terminal.type(b"\x03")  # at the prompt it leaves
+    assert terminal.end() == 130
+    assert [m["role"] for m in json.loads(file.read_text())] == ["user", "assistant"]
