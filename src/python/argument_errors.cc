@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "python/argument_types.h"
 #include "python/arrays.h"
 
 namespace quern::python {
@@ -114,9 +115,16 @@ bool is_number(nb::handle object) {
   return is_whole(object) || (methods != nullptr && methods->nb_float != nullptr);
 }
 
-// What is wrong with an argument that is called `name`, or nothing. Types whose values are looked at by the function
-// itself ("object") fit always.
+// What is wrong with an argument that is called `name`, or nothing. What the function looks at itself
+// (argument_types.h, "object") fits unless it is None.
 std::optional<std::string> misfit(const std::string& name, std::string_view type, nb::handle object) {
+  for (const ArgumentType& known : kArgumentTypes) {
+    if (!type.starts_with(known.annotation)) continue;
+    const std::string_view rest = type.substr(known.annotation.size());
+    if (!rest.empty() && rest != " | None") continue;
+    if (!object.is_none() || !rest.empty()) return std::nullopt;
+    return fmt::format("{} must be {}, not {}", name, known.words, type_of(object));
+  }
   const auto choices = split(type, '|');
   if (object.is_none() && std::find(choices.begin(), choices.end(), "None") != choices.end()) return std::nullopt;
   const std::string_view wanted = choices.front();
@@ -148,7 +156,8 @@ std::optional<std::string> misfit(const std::string& name, std::string_view type
   if (outer == "object" || outer.empty()) return object.is_none() ? std::optional(refused()) : std::nullopt;
   // A class of this module.
   for (const PyTypeObject* t = Py_TYPE(object.ptr()); t != nullptr; t = t->tp_base) {
-    if (outer == t->tp_name) return std::nullopt;
+    // Without its module.
+    if (outer.substr(outer.rfind('.') + 1) == t->tp_name) return std::nullopt;
   }
   return refused();
 }

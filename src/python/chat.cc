@@ -68,7 +68,7 @@ void PyChat::begin(nb::handle text, const GenerateArguments& arguments, Interrup
   }
 }
 
-PyAnswer PyChat::ask(nb::object text, const GenerateArguments& arguments) {
+PyAnswer PyChat::ask(TextArg text, const GenerateArguments& arguments) {
   const auto held = hold();
   Interruptions interruptions;
   begin(text, arguments, interruptions);
@@ -81,7 +81,7 @@ PyAnswer PyChat::ask(nb::object text, const GenerateArguments& arguments) {
   return answer();
 }
 
-std::unique_ptr<PyChatStream> PyChat::stream(nb::object text, const GenerateArguments& arguments) {
+std::unique_ptr<PyChatStream> PyChat::stream(TextArg text, const GenerateArguments& arguments) {
   const auto held = hold();
   auto interruptions = std::make_unique<Interruptions>();
   begin(text, arguments, *interruptions);
@@ -160,23 +160,31 @@ void bind_chat(nb::module_& m) {
   nb::class_<PyChatStream>(m, "ChatStream",
                            "What Chat.stream returns: an iterator over pairs (reasoning, text), one of which is mostly "
                            "empty, as they become certain, in whole characters.")
-      .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__next__", &PyChatStream::next)
+      .def(
+          "__iter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __iter__(self) -> ChatStream"))
+      .def("__next__", &PyChatStream::next, nb::sig("def __next__(self) -> tuple[str, str]"))
       .def("cancel", &PyChatStream::cancel, "Ends the answer after the token that is being computed. From any thread.")
-      .def_prop_ro("result", &PyChatStream::result, "The Answer once it has ended, None before.");
+      .def_prop_ro("result", &PyChatStream::result, nb::for_getter(nb::sig("def result(self) -> Answer | None")),
+                   "The Answer once it has ended, None before.");
+  const std::string also =
+      "; further bad_request (messages that the template refuses; a Chat in use by another thread) and unsupported "
+      "(thinking where the template has no switch for it)";
   auto chat =
       nb::class_<PyChat>(m, "Chat",
                          "A conversation, made by LLM.new_chat. What the model computed for earlier messages is "
                          "kept; only new tokens are computed. For one thread at once.");
-  chat.def("reset", &PyChat::reset, "Forgets all messages but system messages at the start.")
-      .def_prop_ro("messages", &PyChat::messages,
+  chat.def("reset", &PyChat::reset,
+           "Forgets all messages but system messages at the start. Raises quern.Error: bad_request (in use by another "
+           "thread).")
+      .def_prop_ro("messages", &PyChat::messages, nb::for_getter(nb::sig("def messages(self) -> list[dict]")),
                    "A list of dicts: role, content, and reasoning_content where the model's template reads it.")
       .def_rw("thinking", &PyChat::thinking,
               "True: answers with reasoning, False: without, None: as the template has it. Where the template has no "
               "switch for it, asking raises quern.Error.");
-  def_generating(chat, "ask", "text", &PyChat::ask, "Says something to the model and returns its Answer.");
-  def_generating(chat, "stream", "text", &PyChat::stream,
-                 "The same, piece by piece. An answer that is not read to its end is stopped there.");
+  def_generating<TextArg>(chat, "ask", "text", &PyChat::ask, "Says something to the model and returns its Answer.",
+                          also);
+  def_generating<TextArg>(chat, "stream", "text", &PyChat::stream,
+                          "The same, piece by piece. An answer that is not read to its end is stopped there.", also);
 }
 
 }  // namespace quern::python

@@ -23,8 +23,8 @@ class PyChat {
   static std::unique_ptr<PyChat> start(std::shared_ptr<const engine::Engine> engine, nb::handle messages,
                                        nb::handle system, const std::string& when_full);
 
-  PyAnswer ask(nb::object text, const GenerateArguments& arguments);
-  std::unique_ptr<PyChatStream> stream(nb::object text, const GenerateArguments& arguments);
+  PyAnswer ask(TextArg text, const GenerateArguments& arguments);
+  std::unique_ptr<PyChatStream> stream(TextArg text, const GenerateArguments& arguments);
   void reset();
   nb::object messages() const;
 

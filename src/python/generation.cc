@@ -219,18 +219,20 @@ void bind_generation(nb::module_& m) {
       .def_ro("finish_reason", &PyGeneration::finish_reason, "'stop', 'length', 'cancelled' or 'repetition'.")
       .def_ro("cycle_tokens", &PyGeneration::cycle_tokens,
               "After 'repetition' the length of the cycle of tokens that went round, else 0.")
-      .def_ro("timings", &PyGeneration::timings,
+      .def_ro("timings", &PyGeneration::timings, nb::for_getter(nb::sig("def timings(self) -> dict[str, float]")),
               "Milliseconds: load_ms, prefill_ms, first_token_ms, decode_ms_per_token.")
-      .def_ro("logprobs", &PyGeneration::logprobs,
+      .def_ro("logprobs", &PyGeneration::logprobs, nb::for_getter(nb::sig("def logprobs(self) -> list[dict] | None")),
               "A dict for every token where logprobs was given, else None: id, log_prob (nats, of the model's own "
               "logits), and top, the list of the same for the most likely ids.");
   nb::class_<PyStream>(m, "Stream",
                        "What LLM.stream returns: an iterator over the text as it becomes certain, in whole characters. "
                        "For one thread at once, but for cancel().")
-      .def("__iter__", [](nb::handle self) { return nb::borrow(self); })
+      .def(
+          "__iter__", [](nb::handle self) { return nb::borrow(self); }, nb::sig("def __iter__(self) -> Stream"))
       .def("__next__", &PyStream::next)
       .def("cancel", &PyStream::cancel, "Ends the text after the token that is being computed. From any thread.")
-      .def_prop_ro("result", &PyStream::result, "The Generation once the text has ended, None before.");
+      .def_prop_ro("result", &PyStream::result, nb::for_getter(nb::sig("def result(self) -> Generation | None")),
+                   "The Generation once the text has ended, None before.");
 }
 
 }  // namespace quern::python

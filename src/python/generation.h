@@ -20,6 +20,7 @@
 #include "engine/engine.h"
 #include "engine/generator.h"
 #include "engine/session.h"
+#include "python/argument_types.h"
 #include "python/arrays.h"
 #include "python/interpreter_lock.h"
 
@@ -110,33 +111,39 @@ class PyStream {
   std::mutex in_use_;
 };
 
-// Defines a method of a prompt and the arguments of a generation.
-template <class Class, class Out, class Self>
+// Defines a method of a prompt and the arguments of a generation. `also` are further errors that it raises.
+template <class Prompt, class Class, class Out, class Self>
 void def_generating(nb::class_<Class>& of, const char* name, const char* prompt,
-                    Out (Self::*method)(nb::object, const GenerateArguments&), const std::string& doc) {
+                    Out (Self::*method)(Prompt, const GenerateArguments&), const std::string& doc,
+                    const std::string& also) {
   const std::string text =
       doc +
       "\n\nWhat is not given comes from the model's generation settings. greedy=True excludes temperature, top_k, "
       "top_p and min_p. logit_bias: {id: number added to its logit}. stop: a text, or a list of them, in front of "
       "which the text ends. logprobs=N: log-probabilities of every token and of the N most likely ones in its place. "
-      "repeat_guard: ends a text whose tokens go round in a circle when a cycle came so often, 0: never. Raises "
-      "quern.Error.";
+      "repeat_guard: ends a text whose tokens go round in a circle when a cycle came so often, 0: never.\n\n"
+      "Raises quern.Error: bad_request (an argument out of its range, an id outside the vocabulary), too_long (a "
+      "prompt "
+      "beyond the context, with both numbers), bad_model (logits that are no numbers), unsupported (a generation "
+      "setting "
+      "of the model that quern does not carry out, by name; a child of fork()), no_memory" +
+      also + ".";
   of.def(
       name,
-      [method](Self& self, nb::object prompt_value, int64_t max_tokens, bool greedy, std::optional<double> temperature,
+      [method](Self& self, Prompt prompt_value, int64_t max_tokens, bool greedy, std::optional<double> temperature,
                std::optional<int64_t> top_k, std::optional<double> top_p, std::optional<double> min_p,
                std::optional<double> repetition_penalty, std::optional<double> presence_penalty,
-               std::optional<double> frequency_penalty, std::map<int64_t, double> logit_bias, nb::object seed,
-               nb::object stop_ids, nb::object stop, std::optional<int64_t> logprobs, int64_t repeat_guard) {
+               std::optional<double> frequency_penalty, std::map<int64_t, double> logit_bias, IntArg seed,
+               IdsArg stop_ids, StopArg stop, std::optional<int64_t> logprobs, int64_t repeat_guard) {
         return (self.*method)(
             prompt_value, {max_tokens, greedy, temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
                            frequency_penalty, std::move(logit_bias), seed, stop_ids, stop, logprobs, repeat_guard});
       },
-      nb::arg(prompt).none(), nb::kw_only(), nb::arg("max_tokens") = engine::GenerateOptions().max_tokens,
+      nb::arg(prompt), nb::kw_only(), nb::arg("max_tokens") = engine::GenerateOptions().max_tokens,
       nb::arg("greedy") = false, nb::arg("temperature") = nb::none(), nb::arg("top_k") = nb::none(),
       nb::arg("top_p") = nb::none(), nb::arg("min_p") = nb::none(), nb::arg("repetition_penalty") = nb::none(),
       nb::arg("presence_penalty") = nb::none(), nb::arg("frequency_penalty") = nb::none(),
-      nb::arg("logit_bias") = std::map<int64_t, double>(), nb::arg("seed").none() = 0, nb::arg("stop_ids") = nb::none(),
+      nb::arg("logit_bias") = std::map<int64_t, double>(), nb::arg("seed") = 0, nb::arg("stop_ids") = nb::none(),
       nb::arg("stop") = nb::none(), nb::arg("logprobs") = nb::none(),
       nb::arg("repeat_guard") = engine::GenerateOptions().repeat_guard, text.c_str());
 }

@@ -14,6 +14,7 @@
 #include "base/quote_name.h"
 #include "cpu/topology.h"
 #include "graph/runner.h"
+#include "python/argument_types.h"
 #include "python/arrays.h"
 #include "python/interpreter_lock.h"
 
@@ -32,7 +33,7 @@ nb::object text(std::string_view bytes) {
 
 class InferenceSession {
  public:
-  InferenceSession(nb::object model, int64_t threads, bool profile, nb::object external_data_dir,
+  InferenceSession(PathOrBytesArg model, int64_t threads, bool profile, PathArg external_data_dir,
                    const std::vector<std::string>& no_fuse) {
     const int wanted = thread_count(threads);
     const int count = wanted > 0 ? wanted : cpu::read_topology().threads;
@@ -64,7 +65,7 @@ class InferenceSession {
   std::vector<NodeArg> inputs() const { return ports(model_->inputs()); }
   std::vector<NodeArg> outputs() const { return ports(model_->outputs()); }
 
-  nb::list run(nb::object output_names, nb::object feeds_object) {
+  nb::list run(NamesArg output_names, FeedsArg feeds_object) {
     if (!nb::isinstance<nb::dict>(feeds_object)) raise_type("feeds", "a dict of arrays by input name", feeds_object);
     const auto feeds = nb::borrow<nb::dict>(feeds_object);
     std::vector<ArrayIn> arrays;  // keeps converted copies alive
@@ -205,8 +206,8 @@ void bind_inference_session(nb::module_& m) {
       "An ONNX graph, every node on quern's kernels, under the ONNX Runtime calling convention.\n\n"
       "Calls from several threads take turns; the interpreter lock is released while they compute. "
       "In a child of fork() they raise quern.Error, unsupported.")
-      .def(nb::init<nb::object, int64_t, bool, nb::object, const std::vector<std::string>&>(),
-           nb::arg("path_or_bytes").none(), nb::kw_only(), nb::arg("threads") = 0, nb::arg("profile") = false,
+      .def(nb::init<PathOrBytesArg, int64_t, bool, PathArg, const std::vector<std::string>&>(),
+           nb::arg("path_or_bytes"), nb::kw_only(), nb::arg("threads") = 0, nb::arg("profile") = false,
            nb::arg("external_data_dir") = nb::none(), nb::arg("no_fuse") = std::vector<std::string>(),
            "Loads a model file (str or os.PathLike), or bytes with external data in external_data_dir.\n\n"
            "threads: 1 to 1024, 0 for the usable physical cores. profile=True: report() has times. no_fuse: names of "
@@ -215,7 +216,7 @@ void bind_inference_session(nb::module_& m) {
            "does not run, by name), bad_request (an option; external data without a folder), no_memory, io.")
       .def("get_inputs", &InferenceSession::inputs, "One NodeArg a graph input, in declared order.")
       .def("get_outputs", &InferenceSession::outputs, "One NodeArg a graph output, in declared order.")
-      .def("run", &InferenceSession::run, nb::arg("output_names").none(), nb::arg("feeds").none(),
+      .def("run", &InferenceSession::run, nb::arg("output_names").none(), nb::arg("feeds"),
            "Runs the graph on {input name: NumPy array}; returns the named outputs (None: all) as a list of NumPy "
            "arrays.\n\n"
            "Shapes and dtypes are those that get_inputs() and get_outputs() tell; arrays that are not C-contiguous are "
@@ -223,10 +224,12 @@ void bind_inference_session(nb::module_& m) {
            "unsupported, no_memory.")
       .def("report", &InferenceSession::report,
            "A list with one dict a node in execution order: node, op, domain, owner ('kernel', 'prepared', 'view' or "
-           "'fused'), variant, reason, ns (with profile=True), bytes_copied, view.")
+           "'fused'), variant, reason, ns (with profile=True), bytes_copied, view.\n\n"
+           "Raises quern.Error: unsupported (a child of fork()).")
       .def("counters", &InferenceSession::counters,
            "A dict of int: bytes copied, appended to caches and read of weights by the last run, and memory of the "
-           "model.");
+           "model.\n\n"
+           "Raises quern.Error: unsupported (a child of fork()).");
 }
 
 }  // namespace quern::python

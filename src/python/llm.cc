@@ -17,6 +17,7 @@
 #include "engine/engine.h"
 #include "engine/no_memory.h"
 #include "engine/session.h"
+#include "python/argument_types.h"
 #include "python/arrays.h"
 #include "python/chat.h"
 #include "python/generation.h"
@@ -94,7 +95,7 @@ class PyObserver {
 
 class LLM {
  public:
-  LLM(nb::object folder, int64_t threads, std::optional<int64_t> ctx, const std::string& compute, const std::string& kv,
+  LLM(PathArg folder, int64_t threads, std::optional<int64_t> ctx, const std::string& compute, const std::string& kv,
       const std::vector<std::string>& no_fuse, bool text) {
     engine::EngineOptions options;
     options.threads = thread_count(threads);
@@ -108,15 +109,15 @@ class LLM {
     engine_ = take(engine::Engine::open(path, options));
   }
 
-  std::vector<int32_t> tokenize(nb::handle text) const { return take(engine_->encode(text_in(text, "text"))); }
-  nb::object detokenize(nb::handle of) const {
+  std::vector<int32_t> tokenize(TextArg text) const { return take(engine_->encode(text_in(text, "text"))); }
+  nb::str detokenize(IdsArg of) const {
     const std::vector<int32_t> ids = ids_in(of, "ids");
     check_ids(*engine_, ids, "ids");
     const std::string text = take(engine_->decode(ids));
     return nb::str(text.data(), text.size());
   }
 
-  PyGeneration generate(nb::object prompt, const GenerateArguments& arguments) {
+  PyGeneration generate(PromptArg prompt, const GenerateArguments& arguments) {
     const std::vector<int32_t> ids = ids_of(prompt);
     engine::GenerateOptions options = options_of(*engine_, arguments);
     Interruptions interruptions;
@@ -136,14 +137,14 @@ class LLM {
     });
     return generation_out(*engine_, std::move(generation), prefill_ms);
   }
-  std::unique_ptr<PyStream> stream(nb::object prompt, const GenerateArguments& arguments) {
+  std::unique_ptr<PyStream> stream(PromptArg prompt, const GenerateArguments& arguments) {
     return PyStream::start(engine_, ids_of(prompt), options_of(*engine_, arguments));
   }
-  std::unique_ptr<PyChat> new_chat(nb::object messages, nb::object system, const std::string& when_full) const {
+  std::unique_ptr<PyChat> new_chat(MessagesArg messages, TextArg system, const std::string& when_full) const {
     return PyChat::start(engine_, messages, system, when_full);
   }
 
-  ArrayOut logits(nb::handle of) const {
+  ArrayOut logits(IdsArg of) const {
     const std::vector<int32_t> ids = ids_in(of, "ids");
     const auto vocab = static_cast<size_t>(engine_->info().vocab);
     ops::Tensor tensor;
@@ -161,13 +162,13 @@ class LLM {
   PyState new_state() const {
     return {engine_, take(engine::or_no_memory("state", [&] { return engine_->line().new_state(); }))};
   }
-  PyState load_state(nb::object path) const {
+  PyState load_state(PathArg path) const {
     const std::string file = path_in(path, "path");
     const LockReleased released;
     return {engine_, take(engine::or_no_memory("state", [&] { return engine_->line().load_state(file); }))};
   }
 
-  ArrayOut forward(PyState& state, nb::handle appended, nb::handle observe) const {
+  ArrayOut forward(PyState& state, IdsArg appended, ObserverArg observe) const {
     const std::vector<int32_t> ids = ids_in(appended, "ids");
     if (!observe.is_none() && PyCallable_Check(observe.ptr()) == 0) raise_type("observe", "callable", observe);
     const auto held = state.hold();
@@ -238,7 +239,7 @@ void bind_llm(nb::module_& m) {
             const auto held = s.hold();
             s.state->reset();
           },
-          "Forgets everything, keeps the memory.")
+          "Forgets everything, keeps the memory. Raises quern.Error: bad_request (in use by another thread).")
       .def(
           "rewind",
           [](PyState& s, int64_t tokens) {
@@ -256,7 +257,7 @@ void bind_llm(nb::module_& m) {
           "An independent copy. Raises quern.Error: no_memory.")
       .def(
           "save",
-          [](const PyState& s, nb::object path) {
+          [](const PyState& s, PathArg path) {
             const std::string file = path_in(path, "path");
             const auto held = s.hold();
             const LockReleased released;
@@ -272,7 +273,7 @@ void bind_llm(nb::module_& m) {
       "Does not survive fork(): in the child, what computes raises quern.Error, unsupported; open the model "
       "there, or use multiprocessing's start method 'spawn'.");
   llm.def(
-         nb::init<nb::object, int64_t, std::optional<int64_t>, const std::string&, const std::string&,
+         nb::init<PathArg, int64_t, std::optional<int64_t>, const std::string&, const std::string&,
                   const std::vector<std::string>&, bool>(),
          nb::arg("folder"), nb::kw_only(), nb::arg("threads") = 0, nb::arg("ctx") = nb::none(),
          nb::arg("compute") = engine::EngineOptions().compute, nb::arg("kv") = engine::EngineOptions().kv,
@@ -290,15 +291,14 @@ void bind_llm(nb::module_& m) {
       .def("tokenize", &LLM::tokenize, nb::arg("text"),
            "The token ids of a str, as a list of int: special tokens parsed, nothing added in front or behind.\n\n"
            "Raises quern.Error: bad_request (surrogates; no tokenizer), too_long (2 GiB and more).")
-      .def("detokenize", &LLM::detokenize, nb::arg("ids").none(),
+      .def("detokenize", &LLM::detokenize, nb::arg("ids"),
            "The text of a sequence of token ids, as a str; bytes that are not UTF-8 become U+FFFD.\n\n"
            "Raises quern.Error: bad_request (an id outside the vocabulary; no tokenizer).")
       .def("new_state", &LLM::new_state, "An empty timeline, a State. Raises quern.Error: no_memory.")
       .def("load_state", &LLM::load_state, nb::arg("path"),
            "The timeline that State.save() wrote, a State. Raises quern.Error: io; bad_request for a damaged file and "
            "for one of another model or another kind of cache; no_memory.")
-      .def("forward", &LLM::forward, nb::arg("state"), nb::arg("ids").none(), nb::kw_only(),
-           nb::arg("observe") = nb::none(),
+      .def("forward", &LLM::forward, nb::arg("state"), nb::arg("ids"), nb::kw_only(), nb::arg("observe") = nb::none(),
            "Appends a sequence of ids to a State of this model; returns the logits of the token after the last of "
            "them, a float32 array [vocab]. Without ids they are those after the last token of the State.\n\n"
            "Raises quern.Error: bad_request (no ids for an empty State, an id outside the vocabulary, a State of "
@@ -307,7 +307,7 @@ void bind_llm(nb::module_& m) {
            "observe(node, part, array): called with what every step of the model computes (part names which, of a step "
            "with several results), in order and chunk by chunk; bfloat16 comes as the uint16 of its bits. For "
            "qwen4_exp.")
-      .def("logits", &LLM::logits, nb::arg("ids").none(),
+      .def("logits", &LLM::logits, nb::arg("ids"),
            "Teacher-forced logits of one sequence of ids: a float32 array [len(ids), vocab], row i for the token after "
            "ids[i].\n\n"
            "Raises quern.Error: bad_request (an id outside the vocabulary), too_long, no_memory.")
@@ -315,11 +315,15 @@ void bind_llm(nb::module_& m) {
            nb::arg("when_full") = "refuse",
            "A conversation by the model's chat template. messages: a list of {'role', 'content'} that it goes on from; "
            "system: what the model is told before everything else. when_full: 'refuse' a message that the context "
-           "cannot hold, or 'drop_oldest' exchanges until the rest takes half of it. Raises quern.Error.");
-  def_generating(llm, "generate", "prompt", &LLM::generate,
-                 "Continues a prompt (text or ids) and returns a Generation. Ctrl-C interrupts it.");
-  def_generating(llm, "stream", "prompt", &LLM::stream,
-                 "The same, piece by piece: an iterator over texts that are whole characters.");
+           "cannot hold, or 'drop_oldest' exchanges until the rest takes half of it.\n\n"
+           "Raises quern.Error: bad_request (messages that are none, system beside messages, another word for "
+           "when_full), "
+           "bad_model (no chat template, or one that is damaged), unsupported (names what the template uses that quern "
+           "does not carry out), no_memory, io.");
+  def_generating<PromptArg>(llm, "generate", "prompt", &LLM::generate,
+                            "Continues a prompt (text or ids) and returns a Generation. Ctrl-C interrupts it.", "");
+  def_generating<PromptArg>(llm, "stream", "prompt", &LLM::stream,
+                            "The same, piece by piece: an iterator over texts that are whole characters.", "");
 }
 
 }  // namespace quern::python

@@ -7,6 +7,7 @@
 
 #include "cpu/topology.h"
 #include "ops/registry.h"
+#include "python/argument_types.h"
 #include "python/arrays.h"
 #include "python/interpreter_lock.h"
 
@@ -134,7 +135,7 @@ ArrayOut only(nb::list results) { return nb::borrow<ArrayOut>(results[0]); }
 void bind_data_movement(nb::module_& m) {
   m.def(
       "gather",
-      [](nb::object data, nb::object indices, int64_t axis) {
+      [](ArrayArg data, ArrayArg indices, int64_t axis) {
         return only(run_node("", "Gather", {{"data", data}, {"indices", indices}}, {attribute("axis", axis)}, {true}));
       },
       nb::arg("data"), nb::arg("indices"), nb::kw_only(), nb::arg("axis") = 0,
@@ -142,14 +143,14 @@ void bind_data_movement(nb::module_& m) {
       "shape data[:axis] + indices + data[axis + 1:].");
   m.def(
       "cast",
-      [](nb::object x, int64_t to) {
+      [](ArrayArg x, int64_t to) {
         return only(run_node("", "Cast", {{"x", x}}, {attribute("to", to)}, {true}));
       },
       nb::arg("x"), nb::kw_only(), nb::arg("to"),
       "x as the ONNX element type number `to` (6: int32, 7: int64, 1: float32), same shape.");
   m.def(
       "reduce_sum",
-      [](nb::object x, nb::object axes, int64_t keepdims, int64_t noop_with_empty_axes) {
+      [](ArrayArg x, ArrayArg axes, int64_t keepdims, int64_t noop_with_empty_axes) {
         return only(run_node("", "ReduceSum", {{"x", x}, {"axes", axes}},
                              {attribute("keepdims", keepdims), attribute("noop_with_empty_axes", noop_with_empty_axes)},
                              {true}, {1}));
@@ -160,7 +161,7 @@ void bind_data_movement(nb::module_& m) {
       "extents of 1 with keepdims.");
   m.def(
       "split",
-      [](nb::object x, nb::object sizes, int64_t axis) {
+      [](ArrayArg x, ArrayArg sizes, int64_t axis) {
         check_is_array(sizes, "sizes");
         const ArrayIn split(sizes, "sizes");
         return run_node("", "Split", {{"x", x}, {"sizes", sizes}}, {attribute("axis", axis)},
@@ -170,7 +171,7 @@ void bind_data_movement(nb::module_& m) {
       "List of pieces of `x` (any dtype) along `axis`, int64 `sizes` long, which add up to its extent.");
   m.def(
       "reshape",
-      [](nb::object x, nb::object shape, int64_t allowzero) {
+      [](ArrayArg x, ArrayArg shape, int64_t allowzero) {
         return only(
             run_node("", "Reshape", {{"x", x}, {"shape", shape}}, {attribute("allowzero", allowzero)}, {true}, {1}));
       },
@@ -178,7 +179,7 @@ void bind_data_movement(nb::module_& m) {
       "`x` (any dtype) with the dims of int64 `shape` (0: keep, unless allowzero; one -1: infer).");
   m.def(
       "shape",
-      [](nb::object x) {
+      [](ArrayArg x) {
         return only(run_node("", "Shape", {{"x", x}}, {}, {true}));
       },
       nb::arg("x"), "The dims of `x` as an int64 array [rank].");
@@ -188,27 +189,27 @@ void bind_arithmetic(nb::module_& m) {
   for (const auto& [name, op] : {std::pair{"add", "Add"}, {"sub", "Sub"}, {"mul", "Mul"}}) {
     m.def(
         name,
-        [op = op](nb::object a, nb::object b) {
+        [op = op](ArrayArg a, ArrayArg b) {
           return only(run_node("", op, {{"a", a}, {"b", b}}, {}, {true}));
         },
         nb::arg("a"), nb::arg("b"), "Element by element with NumPy broadcasting; float32 or int64.");
   }
   m.def(
       "sigmoid",
-      [](nb::object x) {
+      [](ArrayArg x) {
         return only(run_node("", "Sigmoid", {{"x", x}}, {}, {true}));
       },
       nb::arg("x"), "1 / (1 + exp(-x)), float32, absolute error at most 5e-7.");
   m.def(
       "matmul",
-      [](nb::object a, nb::object b) {
+      [](ArrayArg a, ArrayArg b) {
         return only(run_node("", "MatMul", {{"a", a}, {"b", b}}, {}, {true}, {1}));
       },
       nb::arg("a"), nb::arg("b"), "float32 [..., M, K] times [K, N]: [..., M, N].");
   m.def(
       "matmul_nbits",
-      [](nb::object a, nb::object b, nb::object scales, nb::object zero_points, nb::object bias, int64_t bits,
-         int64_t block_size, int64_t accuracy_level) {
+      [](ArrayArg a, ArrayArg b, ArrayArg scales, ArrayArg zero_points, ArrayArg bias, int64_t bits, int64_t block_size,
+         int64_t accuracy_level) {
         check_is_array(a, "a");
         check_is_array(b, "b");
         const ArrayIn activations(a, "a");
@@ -240,7 +241,7 @@ void bind_arithmetic(nb::module_& m) {
 void bind_norms_and_attention(nb::module_& m) {
   m.def(
       "simplified_layer_normalization",
-      [](nb::object x, nb::object scale, float epsilon) {
+      [](ArrayArg x, ArrayArg scale, float epsilon) {
         return only(run_node("", "SimplifiedLayerNormalization", {{"x", x}, {"scale", scale}},
                              {attribute("epsilon", epsilon)}, {true}, {1}));
       },
@@ -248,7 +249,7 @@ void bind_norms_and_attention(nb::module_& m) {
       "x / sqrt(mean(x^2) + epsilon) * scale over the last axis.");
   m.def(
       "skip_simplified_layer_normalization",
-      [](nb::object x, nb::object skip, nb::object gamma, nb::object bias, float epsilon) {
+      [](ArrayArg x, ArrayArg skip, ArrayArg gamma, ArrayArg bias, float epsilon) {
         return run_node(kMicrosoft, "SkipSimplifiedLayerNormalization",
                         {{"x", x}, {"skip", skip}, {"gamma", gamma}, {"bias", bias}}, {attribute("epsilon", epsilon)},
                         {true, false, false, true}, {2, 3});
@@ -258,10 +259,10 @@ void bind_norms_and_attention(nb::module_& m) {
       "[normalized, sum]: sum = x + skip (+ bias), normalized = sum / sqrt(mean(sum^2) + epsilon) * gamma.");
   m.def(
       "group_query_attention",
-      [](nb::object query, nb::object key, nb::object value, nb::object past_key, nb::object past_value,
-         nb::object seqlens_k, nb::object total_sequence_length, nb::object cos_cache, nb::object sin_cache,
-         int64_t num_heads, int64_t kv_num_heads, float scale, float softcap, int64_t local_window_size,
-         int64_t do_rotary, int64_t rotary_interleaved) {
+      [](ArrayArg query, ArrayArg key, ArrayArg value, ArrayArg past_key, ArrayArg past_value, ArrayArg seqlens_k,
+         ArrayArg total_sequence_length, ArrayArg cos_cache, ArrayArg sin_cache, int64_t num_heads,
+         int64_t kv_num_heads, float scale, float softcap, int64_t local_window_size, int64_t do_rotary,
+         int64_t rotary_interleaved) {
         std::vector<ops::Attribute> attributes{attribute("num_heads", num_heads),
                                                attribute("kv_num_heads", kv_num_heads),
                                                attribute("scale", scale),

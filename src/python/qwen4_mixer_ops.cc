@@ -11,12 +11,13 @@
 #include "ops/partial_rope/partial_rope.h"
 #include "ops/ple_gate/ple_gate.h"
 #include "ops/short_conv/short_conv.h"
+#include "python/argument_types.h"
 #include "python/element_arrays.h"
 
 namespace quern::python {
 namespace {
 
-ArrayOut centred_rms_norm(nb::object x, nb::object weight, int64_t group, float epsilon) {
+ArrayOut centred_rms_norm(ArrayArg x, ArrayArg weight, int64_t group, float epsilon) {
   const ElementsIn in(x, "x");
   const ElementsIn scale(weight, "weight");
   scale.expect(in.type(), 1, in.width(), "weight");
@@ -29,7 +30,7 @@ ArrayOut centred_rms_norm(nb::object x, nb::object weight, int64_t group, float 
   return out.array();
 }
 
-ArrayOut hyper_gate(nb::object a, int32_t streams) {
+ArrayOut hyper_gate(ArrayArg a, int32_t streams) {
   const ElementsIn in(a, "a");
   ElementsOut out(in);
   compute([&](const ops::Context& context) {
@@ -38,7 +39,7 @@ ArrayOut hyper_gate(nb::object a, int32_t streams) {
   return out.array();
 }
 
-ArrayOut hyper_mix(nb::object normed, nb::object gate_logits, int32_t streams) {
+ArrayOut hyper_mix(ArrayArg normed, ArrayArg gate_logits, int32_t streams) {
   const ElementsIn n(normed, "normed");
   const ElementsIn m(gate_logits, "gate_logits");
   m.expect(n.type(), n.rows(), n.width(), "gate_logits");
@@ -51,7 +52,7 @@ ArrayOut hyper_mix(nb::object normed, nb::object gate_logits, int32_t streams) {
   return out.array();
 }
 
-ArrayOut hyper_scatter(nb::object x, nb::object y, nb::object inject_logits) {
+ArrayOut hyper_scatter(ArrayArg x, ArrayArg y, ArrayArg inject_logits) {
   const ElementsIn stream(x, "x");
   const ElementsIn sub(y, "y");
   const ElementsIn z(inject_logits, "inject_logits");
@@ -66,7 +67,7 @@ ArrayOut hyper_scatter(nb::object x, nb::object y, nb::object inject_logits) {
   return out.array();
 }
 
-ArrayOut linear(nb::object x, nb::object weight) {
+ArrayOut linear(ArrayArg x, ArrayArg weight) {
   const ElementsIn in(x, "x");
   const ElementsIn w(weight, "weight");
   w.expect(w.type(), w.rows(), in.width(), "weight");
@@ -78,7 +79,7 @@ ArrayOut linear(nb::object x, nb::object weight) {
   return out.array();
 }
 
-ArrayOut gated_norm(nb::object x, nb::object gate, nb::object weight, bool silu, float epsilon) {
+ArrayOut gated_norm(ArrayArg x, ArrayArg gate, ArrayArg weight, bool silu, float epsilon) {
   const ElementsIn in(x, "x");
   const ElementsIn z(gate, "gate");
   const ElementsIn scale(weight, "weight");
@@ -94,7 +95,7 @@ ArrayOut gated_norm(nb::object x, nb::object gate, nb::object weight, bool silu,
   return out.array();
 }
 
-nb::tuple short_conv(nb::object x, nb::object weight, nb::object state, int32_t dilation) {
+nb::tuple short_conv(ArrayArg x, ArrayArg weight, ArrayArg state, int32_t dilation) {
   const ElementsIn in(x, "x");
   const ElementsIn w(weight, "weight");
   const ElementsIn past(state, "state");
@@ -110,8 +111,8 @@ nb::tuple short_conv(nb::object x, nb::object weight, nb::object state, int32_t 
   return nb::make_tuple(out.array(), left.array());
 }
 
-nb::tuple gated_delta_rule(nb::object qkv, nb::object b, nb::object a, nb::object a_log, nb::object dt_bias,
-                           nb::object state, bool chunked) {
+nb::tuple gated_delta_rule(ArrayArg qkv, ArrayArg b, ArrayArg a, ArrayArg a_log, ArrayArg dt_bias, ArrayArg state,
+                           bool chunked) {
   const ElementsIn in(qkv, "qkv");
   const ElementsIn learn(b, "b");
   const ElementsIn step(a, "a");
@@ -155,7 +156,7 @@ ArrayOut rope_frequencies(double theta, int64_t rotary) {
 }
 
 // x [tokens, heads, D] at int64 positions.
-ArrayOut partial_rope(nb::object x, nb::object positions, nb::object frequencies) {
+ArrayOut partial_rope(ArrayArg x, ArrayArg positions, ArrayArg frequencies) {
   const ElementsIn in(x, "x");
   check_is_array(positions, "positions");
   const ArrayIn at(positions, "positions");
@@ -185,7 +186,7 @@ ArrayOut partial_rope(nb::object x, nb::object positions, nb::object frequencies
   return out.array();
 }
 
-ArrayOut ple_gate(nb::object key_normed, nb::object query_normed, nb::object value) {
+ArrayOut ple_gate(ArrayArg key_normed, ArrayArg query_normed, ArrayArg value) {
   const ElementsIn k(key_normed, "key_normed");
   const ElementsIn q(query_normed, "query_normed");
   const ElementsIn v(value, "value");
@@ -200,7 +201,7 @@ ArrayOut ple_gate(nb::object key_normed, nb::object query_normed, nb::object val
   return out.array();
 }
 
-ArrayOut ple_add(nb::object x, nb::object gated, nb::object conv) {
+ArrayOut ple_add(ArrayArg x, ArrayArg gated, ArrayArg conv) {
   const ElementsIn stream(x, "x");
   const ElementsIn g(gated, "gated");
   const ElementsIn h(conv, "conv");

@@ -12,6 +12,7 @@
 #include "ops/ngram_embed/ngram_embed.h"
 #include "ops/ngram_ids/ngram_ids.h"
 #include "ops/sparse_attention/sparse_attention.h"
+#include "python/argument_types.h"
 #include "python/element_arrays.h"
 #include "python/generation.h"
 
@@ -78,7 +79,7 @@ nb::tuple ngram_hash(int32_t ngram_size, int32_t heads_per_ngram, int64_t vocabu
   return nb::make_tuple(numbers(hash.multipliers), numbers(hash.sizes), numbers(hash.offsets), hash.padded);
 }
 
-ArrayOut ngram_ids(nb::object ids, int64_t vocab_size, int32_t eos_token_id, int64_t seed, int32_t ngram_size,
+ArrayOut ngram_ids(IdsArg ids, int64_t vocab_size, int32_t eos_token_id, int64_t seed, int32_t ngram_size,
                    int32_t heads_per_ngram, int64_t ngram_vocab_size_base, int32_t ple_index) {
   const std::vector<int32_t> tokens = ids_in(ids, "ids");
   const auto hash = take(ops::ngram_hash(
@@ -91,7 +92,7 @@ ArrayOut ngram_ids(nb::object ids, int64_t vocab_size, int32_t eos_token_id, int
   return rows.array();
 }
 
-ArrayOut ngram_rows(nb::object ids, nb::object multipliers, nb::object sizes, nb::object offsets, int64_t first,
+ArrayOut ngram_rows(ArrayArg ids, ArrayArg multipliers, ArrayArg sizes, ArrayArg offsets, int64_t first,
                     int64_t vocabulary, int32_t eos) {
   const NumbersIn<int32_t> tokens(ids, "ids");
   const NumbersIn<int64_t> factors(multipliers, "multipliers"), rows_of(sizes, "sizes"), starts(offsets, "offsets");
@@ -107,7 +108,7 @@ ArrayOut ngram_rows(nb::object ids, nb::object multipliers, nb::object sizes, nb
   return rows.array();
 }
 
-ArrayOut ngram_embed(std::vector<nb::object> shards, nb::object rows) {
+ArrayOut ngram_embed(std::vector<ArrayArg> shards, ArrayArg rows) {
   if (shards.empty()) raise(bad_request("shards", "at least one is needed"));
   std::vector<ElementsIn> tables;
   std::vector<ops::NgramShard> views;
@@ -129,7 +130,7 @@ ArrayOut ngram_embed(std::vector<nb::object> shards, nb::object rows) {
   return out.array();
 }
 
-nb::tuple moe_route(nb::object scores, int32_t chosen, bool normalize) {
+nb::tuple moe_route(ArrayArg scores, int32_t chosen, bool normalize) {
   const ElementsIn in(scores, "scores");
   const ops::Shape shape{in.rows(), std::max(0, chosen)};
   const int32_t choices = extent(in.width(), "scores");
@@ -142,9 +143,8 @@ nb::tuple moe_route(nb::object scores, int32_t chosen, bool normalize) {
   return nb::make_tuple(experts.array(), weights.array());
 }
 
-ArrayOut moe_matmul(nb::object x, nb::object gate_up, nb::object down, nb::object shared_gate_proj,
-                    nb::object shared_up, nb::object shared_down, nb::object shared_gate, nb::object chosen_experts,
-                    nb::object chosen_weights) {
+ArrayOut moe_matmul(ArrayArg x, ArrayArg gate_up, ArrayArg down, ArrayArg shared_gate_proj, ArrayArg shared_up,
+                    ArrayArg shared_down, ArrayArg shared_gate, ArrayArg chosen_experts, ArrayArg chosen_weights) {
   const ElementsIn in(x, "x"), first(gate_up, "gate_up"), second(down, "down"),
       shared_0(shared_gate_proj, "shared_gate_proj"), shared_1(shared_up, "shared_up"),
       shared_2(shared_down, "shared_down"), gate(shared_gate, "shared_gate");
@@ -187,8 +187,8 @@ ops::HeadRowsIn heads_of(const ElementsIn& rows, int64_t heads) {
   return {rows.data(), heads * rows.width(), rows.width()};
 }
 
-nb::tuple sparse_attention(nb::object q, nb::object gate, nb::object k, nb::object v, nb::object past_keys,
-                           nb::object past_values, nb::object blocks, nb::object counts, int32_t ratio, float scale) {
+nb::tuple sparse_attention(ArrayArg q, ArrayArg gate, ArrayArg k, ArrayArg v, ArrayArg past_keys, ArrayArg past_values,
+                           ArrayArg blocks, ArrayArg counts, int32_t ratio, float scale) {
   const ElementsIn query(q, "q"), open(gate, "gate"), key(k, "k"), value(v, "v"), keys(past_keys, "past_keys"),
       values(past_values, "past_values");
   const NumbersIn<int32_t> lists(blocks, "blocks"), lengths(counts, "counts");
@@ -238,7 +238,7 @@ nb::tuple sparse_attention(nb::object q, nb::object gate, nb::object k, nb::obje
   return nb::make_tuple(out.array(), new_keys.array(), new_values.array());
 }
 
-nb::tuple block_index(nb::object z, nb::object q_weight, nb::object k_weight, nb::object frequencies, int32_t ratio,
+nb::tuple block_index(ArrayArg z, ArrayArg q_weight, ArrayArg k_weight, ArrayArg frequencies, int32_t ratio,
                       int32_t budget, float epsilon) {
   const ElementsIn rows(z, "z"), q(q_weight, "q_weight"), k(k_weight, "k_weight");
   const NumbersIn<float> angles(frequencies, "frequencies");

@@ -215,6 +215,10 @@ def test_wrong_types_name_the_argument_and_the_type(demo):
     for name, value in {"threads": "2", "ctx": 1.5, "compute": 1, "kv": 5, "no_fuse": "add_norm", "text": "yes"}.items():
         wrong_type(["LLM", name, type(value).__name__], quern.LLM, DEMO, **{name: value})
     wrong_type(["no_fuse[0]", "int"], quern.LLM, DEMO, no_fuse=[1])
+    wrong_type(["LLM(): folder must be a path (str or os.PathLike), not NoneType"], quern.LLM, None)
+    wrong_type(["run(): feeds must be a dict of arrays by input name, not NoneType"],
+               quern.InferenceSession(DEMO / "model.onnx").run, None, None)
+    wrong_type(["gather(): data must be a NumPy array, not NoneType"], quern.ops.gather, None, np.array([0]))
     for folder in (5, None, b"models"):
         wrong_type(["folder", type(folder).__name__], quern.LLM, folder)
     for name, value in {"threads": 1.5, "profile": 1, "external_data_dir": 5, "no_fuse": 5}.items():

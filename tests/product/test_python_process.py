@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python module among other things in a process: threads, forks, other packages; and that everything is documented."""
+import ast
 import inspect
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -162,6 +165,44 @@ def test_everything_public_is_documented():
     undocumented = [name for name, thing in found if not (getattr(thing, "__doc__", None) or "").split("\n\n", 1)[-1].strip()
                     or (callable(thing) and not inspect.isclass(thing) and "\n\n" not in thing.__doc__)]
     assert not undocumented
+
+
+# None of these can fail. What the operators raise is said once, for all of them.
+CANNOT_FAIL = {"memory_usage", "Stream.cancel", "ChatStream.cancel", "InferenceSession.get_inputs", "InferenceSession.get_outputs"}
+
+
+def test_calls_that_can_fail_say_with_which_codes():
+    codes = "bad_model|unsupported|bad_request|too_long|no_memory|io"
+    said = re.compile(rf"Raises\s+quern\.Error:\s+({codes})\b")
+    calls = {name: thing.__doc__ for name, thing in public_things() if callable(thing) and not inspect.isclass(thing)
+             and not name.startswith("ops.")}
+    calls |= {name: getattr(quern, name).__init__.__doc__ for name in ("LLM", "InferenceSession")}
+    calls["ops"] = quern.ops.__doc__.replace("raise quern", "Raises quern")
+    assert {name for name, text in calls.items() if not said.search(text)} == CANNOT_FAIL
+
+
+def stub_arguments():
+    """(function, argument, annotation, default) of everything public, as the stubs have them."""
+    for file in ("__init__.pyi", "ops.pyi"):
+        stub = ast.parse((pathlib.Path(quern.__file__).parent / "_quern" / file).read_text())
+        for node in ast.walk(stub):
+            if isinstance(node, ast.FunctionDef):
+                a = node.args
+                defaults = [None] * (len(a.args) - len(a.defaults)) + a.defaults + a.kw_defaults
+                for argument, default in zip(a.args + a.kwonlyargs, defaults, strict=True):
+                    if argument.arg != "self":
+                        yield node.name, argument.arg, ast.unparse(argument.annotation), default and ast.unparse(default)
+
+
+def test_type_checkers_refuse_none_where_it_means_nothing():
+    found = list(stub_arguments())
+    assert len(found) > 200
+    vague = [(f, a) for f, a, annotation, _ in found if annotation.removesuffix(" | None") == "object"]
+    assert not vague
+    for file in ("__init__.pyi", "ops.pyi"):
+        assert "-> object" not in (pathlib.Path(quern.__file__).parent / "_quern" / file).read_text()
+    assert {(f, a) for f, a, annotation, default in found if annotation.endswith("None") and default != "None"} == {
+        ("run", "output_names"), ("thinking", "arg")}
 
 
 BESIDE = """
