@@ -235,6 +235,26 @@ Result<int> inspect_ops(const InspectOptions& options) {
   return 0;
 }
 
+std::string for_people(const Json& value) {
+  if (value.is_object()) {
+    return fmt::format("{}: {} cores, {:.1f} GB", value["node"].get<int>(), value["cores"].get<int>(),
+                       value["memory_bytes"].get<double>() / 1e9);
+  }
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+// What there is several of takes a line each.
+std::string cpu_lines(const Json& json) {
+  std::string text;
+  for (const auto& [name, value] : json.items()) {
+    const bool nothing = value.empty() || value == "" || (name == "quota" && value == 0.0);
+    for (const Json& one : nothing ? Json::array({"none"}) : value.is_array() ? value : Json::array({value})) {
+      text += fmt::format("{:<19} {}\n", name, for_people(one));
+    }
+  }
+  return text;
+}
+
 Result<int> inspect_cpu(const InspectOptions& options) {
   const cpu::Topology topology = cpu::read_topology();
   const cpu::MemoryLimits memory = cpu::read_memory_limits();
@@ -265,11 +285,7 @@ Result<int> inspect_cpu(const InspectOptions& options) {
   for (const cpu::Isa isa : cpu::kIsas) {
     if (const std::string reason = refusal(isa, detected, usable); !reason.empty()) json["refused"].push_back(reason);
   }
-  std::string text;
-  for (const auto& [name, value] : json.items()) {
-    text += fmt::format("{:<19} {}\n", name, value.is_string() ? value.get<std::string>() : value.dump());
-  }
-  QUERN_TRY_VOID(options.json ? write_json(json) : write_out(text));
+  QUERN_TRY_VOID(options.json ? write_json(json) : write_out(cpu_lines(json)));
   return 0;
 }
 
