@@ -448,6 +448,18 @@ def test_inspect_says_of_each_kernel_why_it_is_not_chosen(quern, cap):
                 assert row["reason"] == (f"{rows[first]['isa']} comes first" if row["usable"] else row["reason"]) != ""
 
 
+def test_inspect_cpu_is_written_for_people(quern):
+    machine = quern.json("inspect", "cpu", env={"QUERN_ISA": "scalar"})
+    text = quern("inspect", "cpu", env={"QUERN_ISA": "scalar"}).stdout.decode()
+    rows = [line.split(None, 1) for line in text.splitlines()]
+    assert all(len(row) == 2 for row in rows) and not set("[]{}\"") & set(text)
+    for name, several in (("numa_nodes", machine["numa_nodes"]), ("refused", machine["refused"])):
+        assert [value for key, value in rows if key == name] == ([
+            f"{one['node']}: {one['cores']} cores, {one['memory_bytes'] / 1e9:.1f} GB" if name == "numa_nodes" else one
+            for one in several] or ["none"])
+    assert dict(rows)["quota"] == (str(machine["quota"]) if machine["quota"] else "none")
+
+
 def test_inspect_says_why_so_many_threads_and_how_much_memory(quern):
     machine = quern.json("inspect", "cpu")
     assert 1 <= machine["default_threads"] <= machine["physical_cores"] <= machine["logical_processors"]
@@ -910,6 +922,8 @@ def test_bench_rows_hold_their_samples(quern, block):
     done = quern("bench", block, "-p", "8,16", "-n", "4", "-d", "0,32", "-t", "1", "-r", "2", "--output", "json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
+    machine = quern.json("inspect", "cpu")
+    cache = machine["l3_bytes"] or machine["l2_bytes"]
     assert [(r["case"], r["depth"]) for r in rows] == [("prefill", 8), ("prefill", 16), ("decode", 0), ("decode", 32)]
     assert [len(r["samples"]) for r in rows] == [2, 2, 8, 8]
     assert all(r["threads"] == 1 and r["quern_ms"] > 0 for r in rows)
@@ -917,16 +931,22 @@ def test_bench_rows_hold_their_samples(quern, block):
     for row in rows[2:]:
         assert row["cache_bytes_per_token"] == 2 * 2 * 2 * 128 * 2 and 0 < row["weight_bytes_read"] <= row["weight_bytes"]
         assert row["p10_ms"] <= row["quern_ms"] <= row["p90_ms"] and row["gbps"] > 0
-        assert row["read_gbps"] > 0 and abs(row["pct_bandwidth"] - row["gbps"] / row["read_gbps"] * 100) < 1e-6
+        assert row["read_gbps"] > 0
+        if row["weight_bytes_read"] > cache:
+            assert abs(row["pct_bandwidth"] - row["gbps"] / row["read_gbps"] * 100) < 1e-6
+        else:  # then memory is not the limit
+            assert "pct_bandwidth" not in row and row["last_level_cache_bytes"] == cache
 
 
 def test_bench_forms_hold_the_same_cases(quern, block):
     args = ["bench", block, "-p", "4", "-n", "2", "-d", "8,0", "-r", "1", "-t", "1,2", "--output"]
     wanted = [(case, depth, threads) for threads in (1, 2) for case, depth in (("prefill", 4), ("decode", 8), ("decode", 0))]
     table, lines, sheet = (quern(*args, form).stdout.decode() for form in ("table", "jsonl", "csv"))
-    assert [(f[0], int(f[1]), int(f[3])) for f in (line.split() for line in table.splitlines()[1:])] == wanted
+    cells = [line.split() for line in table.splitlines()[1:]]
+    assert [(f[0], int(f[1]), int(f[3])) for f in cells] == wanted
     rows = [json.loads(line) for line in lines.splitlines()]
     assert [(r["case"], r["depth"], r["threads"]) for r in rows] == wanted
+    assert all((f[-1] == "-") == ("pct_bandwidth" not in r) for f, r in zip(cells, rows, strict=True))
     assert all(r["machine"]["cpu"] and len(r["samples"]) == (2 if r["case"] == "decode" else 1) for r in rows)
     rows = list(csv.DictReader(sheet.splitlines()))
     assert [(r["case"], int(r["depth"]), int(r["threads"])) for r in rows] == wanted
