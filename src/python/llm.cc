@@ -73,10 +73,13 @@ class PyObserver {
     if (copy.size() > 0) std::memcpy(copy.data(), result.data, copy.size());
     const LockHeld locked;
     try {
-      sleep_if_ended([&] {
-        function_(nb::str(result.node.data(), result.node.size()), nb::str(result.part.data(), result.part.size()),
-                  array_out(tensor, std::move(copy)));
-      });
+      // Unwinding would give these back without the lock.
+      const nb::str node(result.node.data(), result.node.size()), part(result.part.data(), result.part.size());
+      const ArrayOut array = array_out(tensor, std::move(copy));
+      PyObject* returned = sleep_if_ended(
+          [&] { return PyObject_CallFunctionObjArgs(function_.ptr(), node.ptr(), part.ptr(), array.ptr(), nullptr); });
+      if (returned == nullptr) throw nb::python_error();
+      Py_DECREF(returned);
     } catch (...) {
       raised_ = std::current_exception();
       return bad_request("observe", "the function raised an exception");
