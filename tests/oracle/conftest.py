@@ -47,6 +47,12 @@ def make_qwen4(tmp_path_factory):
     return make
 
 
+def import_reference():
+    """Skips the test where the reference implementation of qwen4_exp is not installed."""
+    for module in ("torch", "transformers.models.qwen4_exp"):
+        pytest.importorskip(module, reason=f"{module} is not installed (requirements-models.txt)")
+
+
 def copy_of_demo(folder: pathlib.Path) -> pathlib.Path:
     """model.onnx of a copy of models/demo, beside which a test may write."""
     shutil.copytree(ROOT / "models" / "demo", folder / "demo")

@@ -62,10 +62,11 @@ class Notes:
         self.pairs, self.flips, self.summands, self.as_right, self.exact = (collections.defaultdict(list) for _ in range(5))
 
 
-class Replay:
-    """Runs `model` on the calls that quern made and adds to `notes`."""
+class Replay(contextlib.ExitStack):
+    """Runs `model` on the calls that quern made and adds to `notes`; within a `with`, which hooks the model."""
 
     def __init__(self, model, force, cached, notes):
+        super().__init__()
         self.model, self.force, self.notes = model, force, notes
         self.text = next(m for m in model.modules() if isinstance(m, reference_model.Qwen4ExpTextModel))
         self.config = self.text.config
@@ -75,6 +76,11 @@ class Replay:
         self.added = []  # (tokens, terms) of every expert of the layer at hand
         self.scores = []  # that top-k was asked about by the router or the indexer at hand
         self.block_keys = None
+
+    def __enter__(self):
+        for hook in self.hooks():
+            self.callback(hook.remove)
+        return super().__enter__()
 
     # ---- values that meet ----
 
@@ -104,8 +110,6 @@ class Replay:
         """One call: `seen` is what observed() gave for `ids`. The logits of all rows."""
         self.seen = seen
         with contextlib.ExitStack() as stack, torch.no_grad():
-            for hook in self.hooks():
-                stack.callback(hook.remove)
             for place, name, value in self.replacements():
                 stack.callback(setattr, place, name, getattr(place, name))
                 setattr(place, name, value)

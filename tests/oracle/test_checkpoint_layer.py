@@ -5,10 +5,14 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, import_reference
 
-pytestmark = pytest.mark.slow
 PARTS = {"hc attn", "hc mlp", "moe"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def reference():
+    import_reference()
 
 
 @pytest.fixture(scope="module")

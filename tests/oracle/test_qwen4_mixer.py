@@ -2,10 +2,9 @@
 """The rooms of the residual stream and of the Gated DeltaNet layer of qwen4_exp against the reference's own modules, on
 the same inputs, in float32 and in bfloat16."""
 import pytest
+from conftest import import_reference
 
 import quern
-
-pytestmark = pytest.mark.slow
 
 ops = quern.ops
 DTYPES = ["float32", "bfloat16"]
@@ -14,6 +13,7 @@ DTYPES = ["float32", "bfloat16"]
 @pytest.fixture(scope="module", autouse=True)
 def reference():
     """Imports the reference where these tests run, and only there."""
+    import_reference()
     global torch, np, F, reference_model, elements, array, random
     import numpy as np
     import qwen4_elements as elements

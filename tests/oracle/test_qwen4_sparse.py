@@ -2,11 +2,9 @@
 """The rooms of sparse attention, the mixture of experts and the n-gram embedding of qwen4_exp against the reference's own
 modules, on the same inputs, in float32 and in bfloat16."""
 import pytest
-from conftest import ROOT
+from conftest import ROOT, import_reference
 
 import quern
-
-pytestmark = pytest.mark.slow
 
 ops = quern.ops
 DTYPES = ["float32", "bfloat16"]
@@ -15,6 +13,7 @@ DTYPES = ["float32", "bfloat16"]
 @pytest.fixture(scope="module", autouse=True)
 def reference():
     """Imports the reference where these tests run, and only there."""
+    import_reference()
     global torch, np, F, reference_model, elements, array, random, ref
     import numpy as np
     import qwen4_elements as elements
@@ -127,8 +126,8 @@ def run_moe(block, x, experts, weights):
 MOE_SHAPES = [dict(tokens=1), dict(tokens=37), dict(tokens=20, num_experts_per_tok=10, moe_intermediate_size=40),
               dict(tokens=5, shared_expert_intermediate_size=8),
               # The published widths.
-              dict(tokens=3, hidden_size=2560, num_experts=12, num_experts_per_tok=10, moe_intermediate_size=640,
-                   shared_expert_intermediate_size=640)]
+              pytest.param(dict(tokens=3, hidden_size=2560, num_experts=12, num_experts_per_tok=10, moe_intermediate_size=640,
+                                shared_expert_intermediate_size=640), marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -219,8 +218,8 @@ LAYERS = [(dict(), 1), (dict(), 3), (dict(), 19), (dict(), 64), (dict(), 130),
           (dict(indexer_compress_ratio=1), 40), (dict(num_key_value_heads=4), 33),
           (dict(head_dim=64, indexer_head_dim=128, indexer_budget=32), 129),
           # The published widths, with a smaller budget.
-          (dict(hidden_size=2560, num_attention_heads=24, num_key_value_heads=2, head_dim=256, indexer_head_dim=128,
-                indexer_budget=256), 290)]
+          pytest.param(dict(hidden_size=2560, num_attention_heads=24, num_key_value_heads=2, head_dim=256, indexer_head_dim=128,
+                            indexer_budget=256), 290, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-pytestmark = pytest.mark.slow
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
 DUMP = ROOT / os.environ.get("QUERN_BUILD", "build/release") / "safetensors_dump"
 SEED = 20261130
 # Where quern refuses what the library reads, besides element types: ranks above its limit, fields of a tensor that the

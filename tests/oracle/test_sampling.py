@@ -18,8 +18,6 @@ transformers = pytest.importorskip("transformers")
 
 import quern  # noqa: E402
 
-pytestmark = pytest.mark.slow
-
 BUILD = ROOT / os.environ.get("QUERN_BUILD", "build/release")
 VOCAB = 48
 DRAWS = 20000
