@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <set>
+#include <utility>
 
 #include "base/brain.h"
+#include "ops/moe_route/kernels.h"
 #include "ops/moe_route/moe_route.h"
 #include "tests/support/allocation_count.h"
 #include "tests/support/guard_page.h"
@@ -80,22 +81,27 @@ TEST(MoeRoute, WeightsOfTheBfloat16FormAreRoundedOnce) {
   }
 }
 
-TEST(MoeRoute, SelectsAsASortWould) {
+TEST(MoeRoute, IsTheReferenceBitForBit) {
   support::Random random(2);
-  constexpr int32_t kExperts = 100;
-  std::vector<float> scores(50 * kExperts);
-  for (float& s : scores) s = static_cast<float>(random.below(30)) / 8;  // many ties
-  const Routes r = route({DType::f32, 0, kExperts, 10, true}, scores, 3);
-  for (size_t t = 0; t < 50; t++) {
-    std::vector<int32_t> order(kExperts);
-    std::iota(order.begin(), order.end(), 0);
-    const float* s = scores.data() + t * kExperts;
-    std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return s[a] != s[b] ? s[a] > s[b] : a < b; });
-    order.resize(10);
-    EXPECT_EQ(std::vector<int32_t>(r.experts.begin() + 10 * static_cast<std::ptrdiff_t>(t),
-                                   r.experts.begin() + 10 * static_cast<std::ptrdiff_t>(t + 1)),
-              order)
-        << t;
+  Machine machine(3);
+  for (const DType type : {DType::f32, DType::bf16}) {
+    for (const bool normalize : {true, false}) {
+      for (const auto& [experts, chosen] : {std::pair{1, 1}, {7, 7}, {16, 3}, {100, 10}, {512, 64}}) {
+        constexpr int64_t kTokens = 50;
+        const MoeRouteParams p{type, kTokens, experts, chosen, normalize};
+        std::vector<float> scores(static_cast<size_t>(kTokens * experts));
+        for (float& s : scores) s = static_cast<float>(random.below(30)) / 8;  // many ties
+        std::vector<uint16_t> brains(scores.size());
+        std::transform(scores.begin(), scores.end(), brains.begin(), float_to_brain);
+        const RowsIn rows{type == DType::f32 ? static_cast<const void*>(scores.data()) : brains.data(), experts};
+        const auto count = static_cast<size_t>(kTokens * chosen);
+        Routes found{std::vector<int32_t>(count), std::vector<float>(count)}, wanted = found;
+        ASSERT_TRUE(moe_route(machine.context, p, {rows, found.experts.data(), found.weights.data()}, "test").ok());
+        moe_route_reference(p, {rows, wanted.experts.data(), wanted.weights.data()});
+        EXPECT_EQ(found.experts, wanted.experts) << experts;
+        EXPECT_EQ(found.weights, wanted.weights) << experts;
+      }
+    }
   }
 }
 
