@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """quern as other people's programs get it: a wheel in an environment of its own, and the installed C++ and C libraries.
 
-What is installed are the objects of the build under test. The wheel is made twice: linked with them, and by `pip install .`
-alone, which compiles everything (from the compiler cache where there is one and the options are the build's).
+What is installed are the objects of the build under test. The wheel is made twice: as the README says, by `./dev wheel`, which
+links with build/release (another build under test is linked with by pip's own arguments), and by `pip install .` alone, which
+compiles everything (from the compiler cache where there is one and the options are the build's).
 """
 import ast
 import json
@@ -21,8 +22,8 @@ PROMPT = "In the beginning"
 OPTIONS = ["-p", PROMPT, "-n", "64", "--seed", "7"]  # those of the examples
 
 
-def run(*command, timeout=600, **kwargs):
-    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+def run(*command, timeout=600, env=None, **kwargs):
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")} | (env or {})
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=timeout, env=env, **kwargs)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -90,12 +91,19 @@ def test_nothing_of_the_tree_is_needed_or_shown(followed):
     assert run(prefix / "bin" / "quern", "--version").startswith("quern ")
 
 
-@pytest.fixture(scope="module", params=["of the installed engine", "of the sources alone"])
-def environment(request, followed, tmp_path_factory):
+@pytest.fixture(scope="module", params=["as the README says", "of the sources alone"])
+def environment(request, quern, followed, tmp_path_factory):
     """The interpreter of a new environment in which the wheel was built and installed."""
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", folder / "env")
     python = folder / "env" / "bin" / "python"
+    cached = {"CMAKE_CXX_COMPILER_LAUNCHER": "ccache"} if shutil.which("ccache") else {}
+    if request.param == "as the README says" and pathlib.Path(quern.path).resolve().parent == ROOT / "build" / "release":
+        shutil.rmtree(ROOT / "build" / "wheel", ignore_errors=True)
+        block, = (b for b in blocks("README.md") if "./dev wheel" in b.text)
+        run("bash", "-euo", "pipefail", "-c", block.text, cwd=ROOT, timeout=3000,
+            env=cached | {"PATH": f"{python.parent}:{os.environ['PATH']}"})
+        return python
     options = [f"cmake.define.QUERN_LIBRARY={followed / 'prefix' / 'lib' / 'libquern.a'}"]
     if request.param == "of the sources alone":
         # As deep in the tree as other builds: compiler caches see relative paths.
@@ -104,8 +112,7 @@ def environment(request, followed, tmp_path_factory):
         cache = (followed / "build" / "release" / "CMakeCache.txt").read_text()
         options += [f"cmake.define.{name}={value}" for name, value in re.findall(
             r"^(CMAKE_CXX_COMPILER|QUERN_WERROR):\w+=(.*)$", cache, re.M)]
-    if shutil.which("ccache"):
-        options.append("cmake.define.CMAKE_CXX_COMPILER_LAUNCHER=ccache")
+    options += [f"cmake.define.{name}={value}" for name, value in cached.items()]
     run(python, "-m", "pip", "install", "--disable-pip-version-check", ROOT,
         *[word for option in options for word in ("-C", option)], cwd=folder, timeout=3000)
     return python
