@@ -52,6 +52,8 @@ Result<Generator> Generator::start(Session& session, const GenerateOptions& opti
     Generator generator(session, options, std::move(matcher));
     generator.sampler_.see_prompt(session.tokens_);
     generator.result_.token_ids.reserve(static_cast<size_t>(std::min(most, context)));
+    constexpr size_t kTextBytes = 4;  // of a token, as they mostly are; longer texts grow
+    generator.result_.text.reserve(kTextBytes * generator.result_.token_ids.capacity());
     return generator;
   });
 }

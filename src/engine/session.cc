@@ -28,6 +28,8 @@ Result<std::unique_ptr<Session>> Session::make(std::shared_ptr<const Engine> eng
   std::unique_ptr<Session> session(new Session());
   session->engine_ = std::move(engine);
   QUERN_TRY(session->state_, session->engine_->line().new_state());
+  // Once for the whole context, and a token behind it that is chosen and not followed: nothing moves while decoding.
+  session->tokens_.reserve(static_cast<size_t>(session->engine_->info().context_tokens) + 1);
   const auto row_bytes = static_cast<size_t>(session->engine_->info().vocab) * sizeof(float);
   QUERN_TRY(session->row_, cpu::Buffer::allocate(row_bytes, cpu::MemoryTag::logits));
   return session;

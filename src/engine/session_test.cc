@@ -5,10 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdlib>
 #include <set>
 
 #include "engine/engine.h"
+#include "engine/generator.h"
+#include "tests/support/allocation_count.h"
 #include "tests/support/small_tokenizer.h"
 #include "tests/support/tiny_qwen3.h"
 #include "text/utf8.h"
@@ -67,6 +71,28 @@ class SessionTest : public testing::Test {
   test::ScratchFolder scratch_;
   std::shared_ptr<const Engine> engine_;
 };
+
+// Past the steps in which vectors and pasts grow.
+TEST_F(SessionTest, ATokenBehindAnotherAllocatesNothing) {
+  auto s = session(ids_of(3));
+  ASSERT_TRUE(s->append(std::array{5}).ok());
+  EXPECT_EQ(support::allocations_in([&] {
+              for (int32_t i = 0; i < 300; i++) {
+                if (!s->append(std::array{i % kTextIds}).ok()) std::abort();
+              }
+            }),
+            0);
+  auto options = greedy(600);
+  options.repeat_guard = 0;
+  Generator generator = Generator::start(*s, options).value();
+  for (int i = 0; i < 3; i++) ASSERT_TRUE(generator.next().ok());
+  EXPECT_EQ(support::allocations_in([&] {
+              for (int i = 0; i < 300; i++) {
+                if (!generator.next().ok()) std::abort();
+              }
+            }),
+            0);
+}
 
 TEST_F(SessionTest, GreedyTokensAreTheBestOfTheTeacherForcedRows) {
   const auto prompt = ids_of(12);
