@@ -13,11 +13,12 @@
 
 namespace quern::formats {
 
-// Where the file is silent, or not there at all, the values are those below.
+// Where the file is silent or says null, or is not there at all, the values are those below, which are the ones that
+// transformers 5.17 fills in.
 struct GenerationConfig {
   bool do_sample = false;
   float temperature = 1.0f;              // >= 0
-  int32_t top_k = 0;                     // 0: no limit
+  int32_t top_k = 50;                    // 0: no limit
   float top_p = 1.0f;                    // 0 <= p <= 1; 0: the most likely token alone; 1: no limit
   float min_p = 0.0f;                    // 0 <= p <= 1; 0: no limit
   float repetition_penalty = 1.0f;       // > 0; 1: none

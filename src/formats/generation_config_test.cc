@@ -39,7 +39,7 @@ TEST(GenerationConfig, SilentFile) {
   const GenerationConfig c = read("{}");
   EXPECT_FALSE(c.do_sample);
   EXPECT_EQ(c.temperature, 1.0f);
-  EXPECT_EQ(c.top_k, 0);
+  EXPECT_EQ(c.top_k, 50);
   EXPECT_EQ(c.top_p, 1.0f);
   EXPECT_EQ(c.repetition_penalty, 1.0f);
   EXPECT_TRUE(c.eos_token_ids.empty());

@@ -194,6 +194,20 @@ def test_a_top_p_of_zero_leaves_the_best_token_as_in_transformers(with_settings)
         assert torch.isfinite(process(torch.tensor([[3, 4]]), torch.tensor(row)[None].float())[0]).nonzero().flatten().tolist() == [id]
 
 
+@pytest.mark.parametrize("settings", [{}, {"top_k": None}, {"top_k": 0}, {"top_k": 3}])
+def test_a_top_k_that_a_folder_leaves_out_is_what_transformers_fills_in(with_settings, tmp_path, settings):
+    model = with_settings({"do_sample": True, "temperature": 50.0, **settings})
+    generator = Generator()
+    generator.generation_config = transformers.GenerationConfig.from_pretrained(tmp_path)
+    config, _ = generator._prepare_generation_config(None)
+    row = torch.tensor(model.logits([3, 4])[-1])[None].float()
+    scores = generator._get_logits_processor(config, input_ids_seq_length=2, device="cpu")(torch.tensor([[3, 4]]), row)[0]
+    allowed = set(torch.isfinite(scores).nonzero().flatten().tolist())
+    drawn = {model.generate([3, 4], max_tokens=1, stop_ids=[], seed=seed).token_ids[0] for seed in range(400)}
+    # As hot as this all that may come are about equally likely: a limit that differs would show.
+    assert drawn <= allowed and len(drawn) > 0.9 * min(len(allowed), 100)
+
+
 def test_min_p_of_a_folder_limits_as_in_transformers(with_settings):
     model = with_settings({"do_sample": True, "temperature": 2.0, "min_p": 0.3})
     process = Generator()._get_logits_processor(transformers.GenerationConfig(do_sample=True, temperature=2.0, min_p=0.3),
