@@ -106,17 +106,19 @@ Result<quern::engine::GenerateOptions> options_in(const quern::engine::Engine& e
   if (o->max_tokens < 0)
     return bad_request("max_tokens", fmt::format("is {}, allowed are numbers from 0", o->max_tokens));
   options.max_tokens = o->max_tokens;
-  options.sampling.greedy = o->greedy != 0;
-  if (!options.sampling.greedy) {
-    options.sampling.temperature = o->temperature;
-    options.sampling.top_k = o->top_k;
-    options.sampling.top_p = o->top_p;
-    options.sampling.min_p = o->min_p;
+  quern::engine::SamplingChoice choice;
+  choice.greedy = o->greedy != 0;
+  if (!choice.greedy) {
+    choice.temperature = o->temperature;
+    choice.top_k = o->top_k;
+    choice.top_p = o->top_p;
+    choice.min_p = o->min_p;
   }
-  options.sampling.repetition_penalty = o->repetition_penalty;
-  options.sampling.presence_penalty = o->presence_penalty;
-  options.sampling.frequency_penalty = o->frequency_penalty;
-  options.sampling.seed = o->seed;
+  choice.repetition_penalty = o->repetition_penalty;
+  choice.presence_penalty = o->presence_penalty;
+  choice.frequency_penalty = o->frequency_penalty;
+  choice.seed = o->seed;
+  QUERN_TRY(options.sampling, engine.choose_sampling(choice));
   if (o->stop_count > 0) QUERN_TRY_VOID(expect(o->stop, "stop"));
   for (size_t i = 0; i < o->stop_count; i++) {
     QUERN_TRY_VOID(expect(o->stop[i], "a text of stop"));

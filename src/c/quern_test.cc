@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <new>
@@ -239,6 +240,33 @@ TEST_F(CInterface, WhatAnErrorSaysIsPrintable) {
   quern_model* none = nullptr;
   EXPECT_EQ(quern_open("/nowhere/\n\x1b[31m\xff", 0, &none), QUERN_BAD_MODEL);
   EXPECT_NE(std::strstr(quern_last_error(), "/nowhere/\\x0a\\x1b[31m\\xff"), nullptr) << quern_last_error();
+}
+
+TEST_F(CInterface, SettingsThatAreNotSupportedAreRefusedUnlessEverythingIsFilledIn) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "quern_c_settings";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  for (const auto& file : std::filesystem::directory_iterator(QUERN_SOURCE_DIR "/models/demo-qwen4")) {
+    if (file.path().filename() == "generation_config.json") continue;
+    std::filesystem::create_symlink(file.path(), folder / file.path().filename());
+  }
+  std::ofstream(folder / "generation_config.json") << R"({"eos_token_id": 2045, "do_sample": true, "num_beams": 4})";
+  quern_model* model = nullptr;
+  quern_session* session = nullptr;
+  ASSERT_EQ(quern_open(folder.c_str(), 1, &model), QUERN_OK) << quern_last_error();
+  ASSERT_EQ(quern_session_new(model, &session), QUERN_OK) << quern_last_error();
+  quern_generate_options own = options_;
+  EXPECT_EQ(quern_generate_defaults(model, &own), QUERN_UNSUPPORTED);
+  EXPECT_NE(std::strstr(quern_last_error(), "num_beams 4"), nullptr) << quern_last_error();
+  own = options_;
+  for (const int greedy : {1, 0}) {
+    own.greedy = greedy;
+    EXPECT_EQ(quern_generate(session, "In", 2, &own, nullptr, nullptr, nullptr), QUERN_OK) << quern_last_error();
+  }
+  EXPECT_EQ(quern_generate(session, "In", 2, nullptr, nullptr, nullptr, nullptr), QUERN_UNSUPPORTED);
+  quern_session_free(session);
+  quern_model_free(model);
+  std::filesystem::remove_all(folder);
 }
 
 TEST_F(CInterface, AnErrorNeedsNoMemoryToBeReported) {

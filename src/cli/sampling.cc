@@ -31,28 +31,28 @@ engine::LogitBias read_bias(const std::string& word) {
 }  // namespace
 
 void add_sampling(CLI::App& app, SamplingFlags& to) {
-  auto* greedy = app.add_flag("--greedy", to.greedy, "Always the most likely token");
+  auto* greedy = app.add_flag("--greedy", to.choice.greedy, "Always the most likely token");
+  greedy->excludes(add_number(app, "--temperature", to.choice.temperature,
+                              "Flatter above 1, sharper below; 0 is greedy", {0, kLargest}));
   greedy->excludes(
-      add_number(app, "--temperature", to.temperature, "Flatter above 1, sharper below; 0 is greedy", {0, kLargest}));
-  greedy->excludes(
-      add_whole<int32_t>(app, "--top-k", to.top_k, "Sample from the K most likely tokens; 0: no limit", 0));
-  greedy->excludes(add_number(app, "--top-p", to.top_p,
+      add_whole<int32_t>(app, "--top-k", to.choice.top_k, "Sample from the K most likely tokens; 0: no limit", 0));
+  greedy->excludes(add_number(app, "--top-p", to.choice.top_p,
                               "Sample from the most likely tokens that sum to P, above 0; 1: no limit", {0, 1, true}));
-  greedy->excludes(add_number(app, "--min-p", to.min_p,
+  greedy->excludes(add_number(app, "--min-p", to.choice.min_p,
                               "Sample from tokens at least P times as likely as the most likely one; 0: no limit",
                               {0, 1}));
-  add_number(app, "--repeat-penalty", to.repetition_penalty,
+  add_number(app, "--repeat-penalty", to.choice.repetition_penalty,
              "Divides the logits of tokens of the prompt and the text (multiplies them below 0); 1: none",
              {0, kLargest, true});
-  add_number(app, "--presence-penalty", to.presence_penalty,
+  add_number(app, "--presence-penalty", to.choice.presence_penalty,
              "Taken off the logits of tokens that were generated; 0: none", {-kLargest, kLargest});
-  add_number(app, "--frequency-penalty", to.frequency_penalty,
+  add_number(app, "--frequency-penalty", to.choice.frequency_penalty,
              "The same, once for every time that a token was generated; 0: none", {-kLargest, kLargest});
   app.add_option_function<std::vector<std::string>>(
          "--logit-bias",
          [&to](const std::vector<std::string>& words) {
-           to.logit_bias.clear();
-           for (const std::string& word : words) to.logit_bias.push_back(read_bias(word));
+           to.choice.logit_bias.clear();
+           for (const std::string& word : words) to.choice.logit_bias.push_back(read_bias(word));
          },
          "Added to the logit of a token id, -inf: never this token; any number of times")
       ->type_name("ID=X")
@@ -92,23 +92,9 @@ void describe_finish(const engine::Generation& generation, Json& json) {
 }
 
 Result<engine::SamplingOptions> choose_sampling(const SamplingFlags& flags, const engine::Engine& engine) {
-  engine::SamplingOptions result;
-  if (flags.greedy || (flags.temperature && flags.top_k && flags.top_p)) {
-    result.greedy = flags.greedy;
-    result.repetition_penalty = engine.info().sampling.repetition_penalty;
-  } else {
-    QUERN_TRY(result, engine.default_sampling());
-    if (flags.temperature || flags.top_k || flags.top_p || flags.min_p) result.greedy = false;
-  }
-  if (flags.temperature) result.temperature = *flags.temperature;
-  if (flags.top_k) result.top_k = *flags.top_k;
-  if (flags.top_p) result.top_p = *flags.top_p;
-  if (flags.min_p) result.min_p = *flags.min_p;
-  if (flags.repetition_penalty) result.repetition_penalty = *flags.repetition_penalty;
-  if (flags.presence_penalty) result.presence_penalty = *flags.presence_penalty;
-  if (flags.frequency_penalty) result.frequency_penalty = *flags.frequency_penalty;
-  result.logit_bias = flags.logit_bias;
-  result.seed = flags.seed ? *flags.seed : std::random_device()() | uint64_t{std::random_device()()} << 32;
+  engine::SamplingChoice choice = flags.choice;
+  choice.seed = flags.seed ? *flags.seed : std::random_device()() | uint64_t{std::random_device()()} << 32;
+  QUERN_TRY(engine::SamplingOptions result, engine.choose_sampling(choice));
   QUERN_TRY_VOID(engine::check_sampling(result, engine.info().vocab));
   return result;
 }

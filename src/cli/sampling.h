@@ -15,18 +15,10 @@
 
 namespace quern::cli {
 
-// What the command line says; absent: what the model's generation settings say.
+// What the command line says.
 struct SamplingFlags {
-  bool greedy = false;
-  std::optional<float> temperature;
-  std::optional<int32_t> top_k;
-  std::optional<float> top_p;
-  std::optional<float> min_p;
-  std::optional<float> repetition_penalty;
-  std::optional<float> presence_penalty;
-  std::optional<float> frequency_penalty;
-  std::vector<engine::LogitBias> logit_bias;
-  std::optional<uint64_t> seed;
+  engine::SamplingChoice choice;  // but for its seed
+  std::optional<uint64_t> seed;   // absent: from anywhere
 };
 
 // `to` must outlive the parsing.
@@ -36,7 +28,7 @@ void add_stop(CLI::App& app, std::vector<std::string>& to);
 // --repeat-guard TIMES, of GenerateOptions.
 void add_repeat_guard(CLI::App& app, int32_t& to);
 
-// Without a seed of its own, one from anywhere. Errors: those of Engine::default_sampling() where it is needed, and of
+// Without a seed of its own, one from anywhere. Errors: those of Engine::choose_sampling() and of
 // engine::check_sampling().
 Result<engine::SamplingOptions> choose_sampling(const SamplingFlags& flags, const engine::Engine& engine);
 

@@ -173,22 +173,29 @@ Result<std::string> Engine::decode(std::span<const int32_t> ids, bool skip_speci
   return or_no_memory("the text", [&]() -> Result<std::string> { return tokenizer_->decode(ids, skip_special); });
 }
 
-Result<SamplingOptions> Engine::default_sampling() const {
+Result<SamplingOptions> Engine::choose_sampling(const SamplingChoice& choice) const {
   const model::SamplingDefaults& defaults = info().sampling;
-  if (!defaults.unsupported.empty()) {
+  const bool own = choice.greedy || (choice.temperature && choice.top_k && choice.top_p);
+  if (!own && !defaults.unsupported.empty()) {
     return unsupported(defaults.file.string(),
-                       fmt::format("asks for {}, which this version does not carry out; give sampling options of your "
-                                   "own",
+                       fmt::format("asks for {}, which this version does not carry out; ask for greedy, or give "
+                                   "temperature, top_k and top_p",
                                    fmt::join(defaults.unsupported, ", ")));
   }
   SamplingOptions options;
-  options.greedy = !defaults.do_sample;
-  options.temperature = defaults.temperature;
-  options.top_k = defaults.top_k;
+  const bool samples = choice.temperature || choice.top_k || choice.top_p || choice.min_p;
+  options.greedy = choice.greedy || (!defaults.do_sample && !samples);
+  options.temperature = choice.temperature.value_or(defaults.temperature);
+  options.top_k = choice.top_k.value_or(defaults.top_k);
   // In configurations 0 means the most likely token alone; as an option it would be an empty set.
-  options.top_p = defaults.top_p > 0 ? defaults.top_p : std::numeric_limits<float>::min();
-  options.min_p = defaults.min_p;
-  options.repetition_penalty = defaults.repetition_penalty;
+  const float top_p = defaults.top_p > 0 ? defaults.top_p : std::numeric_limits<float>::min();
+  options.top_p = choice.top_p.value_or(top_p);
+  options.min_p = choice.min_p.value_or(defaults.min_p);
+  options.repetition_penalty = choice.repetition_penalty.value_or(defaults.repetition_penalty);
+  options.presence_penalty = choice.presence_penalty.value_or(0);
+  options.frequency_penalty = choice.frequency_penalty.value_or(0);
+  options.logit_bias = choice.logit_bias;
+  options.seed = choice.seed;
   return options;
 }
 

@@ -95,8 +95,12 @@ class Engine : public std::enable_shared_from_this<Engine> {
   // What bad_model says about logits that are no numbers, with what else than the model may be the cause.
   Error explain_not_finite(Error error) const;
 
-  // What the model's authors want. Errors: unsupported, naming what quern does not carry out.
-  Result<SamplingOptions> default_sampling() const;
+  // A caller's settings, and each that is absent as the model's authors want it. One of temperature, top_k, top_p and
+  // min_p asks for sampling where the authors are greedy. Errors: unsupported, naming what the authors want and quern
+  // does not carry out; not where the caller says how to choose: greedy, or temperature, top_k and top_p.
+  Result<SamplingOptions> choose_sampling(const SamplingChoice& choice) const;
+  // What the model's authors want.
+  Result<SamplingOptions> default_sampling() const { return choose_sampling({}); }
 
   // Ids that may be sampled are those in [0, sampled_ids()) but not in unsampled_ids(): the rest of the logits' columns
   // have no text, the model would not take them as input, or its authors suppress them.

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -42,6 +43,20 @@ struct SamplingOptions {
   float presence_penalty = 0.0f;      // finite
   float frequency_penalty = 0.0f;     // finite
   std::vector<LogitBias> logit_bias;  // every id once; finite or -infinity
+  uint64_t seed = 0;
+};
+
+// What a caller says about sampling. What is absent is as the model's authors want it: see Engine::choose_sampling().
+struct SamplingChoice {
+  bool greedy = false;  // the four that follow have no influence then
+  std::optional<float> temperature;
+  std::optional<int32_t> top_k;
+  std::optional<float> top_p;
+  std::optional<float> min_p;
+  std::optional<float> repetition_penalty;
+  std::optional<float> presence_penalty;
+  std::optional<float> frequency_penalty;
+  std::vector<LogitBias> logit_bias;
   uint64_t seed = 0;
 };
 

@@ -137,28 +137,23 @@ engine::GenerateOptions options_of(const engine::Engine& engine, const GenerateA
   options.stop_strings = stop_strings_in(a.stop);
   if (a.logprobs) options.log_probs = narrow(*a.logprobs, "logprobs");
   options.repeat_guard = narrow(a.repeat_guard, "repeat_guard");
-  engine::SamplingOptions& sampling = options.sampling;
-  if (a.greedy) {
-    sampling.greedy = true;
-    sampling.repetition_penalty = engine.info().sampling.repetition_penalty;
-  } else {
-    sampling = take(engine.default_sampling());
-    if (a.temperature || a.top_k || a.top_p || a.min_p) sampling.greedy = false;
-  }
-  const auto set = [](float& to, const std::optional<double>& value) {
+  engine::SamplingChoice choice;
+  const auto set = [](std::optional<float>& to, const std::optional<double>& value) {
     if (value) to = static_cast<float>(*value);
   };
-  set(sampling.temperature, a.temperature);
-  if (a.top_k) sampling.top_k = narrow(*a.top_k, "top_k");
-  set(sampling.top_p, a.top_p);
-  set(sampling.min_p, a.min_p);
-  set(sampling.repetition_penalty, a.repetition_penalty);
-  set(sampling.presence_penalty, a.presence_penalty);
-  set(sampling.frequency_penalty, a.frequency_penalty);
+  choice.greedy = a.greedy;
+  set(choice.temperature, a.temperature);
+  if (a.top_k) choice.top_k = narrow(*a.top_k, "top_k");
+  set(choice.top_p, a.top_p);
+  set(choice.min_p, a.min_p);
+  set(choice.repetition_penalty, a.repetition_penalty);
+  set(choice.presence_penalty, a.presence_penalty);
+  set(choice.frequency_penalty, a.frequency_penalty);
   for (const auto& [id, bias] : a.logit_bias) {
-    sampling.logit_bias.push_back({narrow(id, "logit_bias"), static_cast<float>(bias)});
+    choice.logit_bias.push_back({narrow(id, "logit_bias"), static_cast<float>(bias)});
   }
-  sampling.seed = seed_in(a.seed);
+  choice.seed = seed_in(a.seed);
+  options.sampling = take(engine.choose_sampling(choice));
   return options;
 }
 
