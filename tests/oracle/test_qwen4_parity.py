@@ -57,12 +57,13 @@ class Comparison:
         self.sparse_queries = 0
 
     def run(self, ids, pieces, cached=True, after_call=lambda: None):
-        """quern's and the reference's logits of the last row of every call."""
+        """quern's and the reference's logits: of the last row of every call, of every row where there is one call."""
         state, at, logits = self.llm.new_state(), 0, []
         with replay.Replay(self.model, self.force, cached, self.notes) as run:
             for count in pieces:
                 seen, ours = replay.observed(self.llm, state, ids[at:at + count])
-                logits.append((ours, run.run(seen, ids[at:at + count])[-1]))
+                theirs = run.run(seen, ids[at:at + count])
+                logits += [(ours, theirs[-1])] if len(pieces) > 1 else zip(self.llm.logits(ids), theirs)
                 left = {step for step in set(seen) - set(self.notes.pairs)
                         if not step.endswith(NOT_MET) and (cached or not REMEMBERED.search(step))}
                 assert not left, f"not compared: {left}"
