@@ -28,8 +28,9 @@ done
 
 say "emulated processors: no instruction of a better one leaks"
 # The kernel's list of flags is the real processor's.
-# Files, texts and conversations add no code for an instruction set (check_isa.py), and take minutes here.
-left_out="formats_ text_ model_qwen4_exp_manifest engine_chat"
+# Files, texts, models and conversations add no code for an instruction set (check_isa.py), and take minutes here; whole models of
+# both lines run in engine_session_test and c_quern_test.
+left_out="formats_ text_ model_ engine_chat engine_perplexity engine_session_qwen4"
 export QUERN_READABLE_GUARDS=1 GTEST_FILTER=-Features.DetectionAgreesWithTheKernel
 for cpu in Nehalem Haswell; do
   unit_tests build/release "emulated-$cpu" qemu-x86_64 -cpu "$cpu"

@@ -55,11 +55,11 @@ class Notes:
     and the other did not how far its score is from the last chosen one's, of that one's size; `summands`, for every call the
     largest term of each element that is a sum of rounded terms; `as_right`, what else a step of the reference may give: for every
     call a norm with a scale a little smaller and one a little larger, or the mixture with exact sums in the rows that need it;
-    `exact`, for every call some rows of quern's mixture, of the reference's, of the same with exact sums, and the largest term
-    of each element."""
+    `exact`, for every call and mixture how far some rows of quern's and of the reference's are from the same with exact sums."""
 
     def __init__(self):
-        self.pairs, self.flips, self.summands, self.as_right, self.exact = (collections.defaultdict(list) for _ in range(5))
+        self.pairs, self.flips, self.summands, self.as_right = (collections.defaultdict(list) for _ in range(4))
+        self.exact = []
 
 
 class Replay(contextlib.ExitStack):
@@ -312,7 +312,7 @@ class Replay(contextlib.ExitStack):
             exact[some] = sparse.combined(module, x[some], self.terms(experts[some]))
         self.notes.summands[step].append(largest)
         self.notes.as_right[step].append(exact)
-        self.notes.exact[step].append((ours[sample], whole[sample], exact[sample], largest[sample]))
+        self.notes.exact.append(elements.squares(*(rows[sample] for rows in (ours, whole, exact, largest))))
         return self.meet(step, whole.reshape(output.shape))
 
     def blocks(self, module, inputs, mask):

@@ -90,12 +90,11 @@ class Comparison:
         assert self.widest_flip() <= self.near
 
     def assert_mixture_is_as_exact(self):
-        rows = [row for calls in self.notes.exact.values() for row in calls]
-        elements.assert_as_exact_as(*(torch.cat(x) for x in zip(*rows)))
+        elements.assert_as_exact_as(self.notes.exact)
 
     def forget(self):
         """Frees the tensors that were compared."""
-        for notes in (self.notes.pairs, self.notes.summands, self.notes.as_right, self.notes.exact):
+        for notes in (self.notes.pairs, self.notes.summands, self.notes.as_right):
             notes.clear()
 
     def widest_flip(self):
