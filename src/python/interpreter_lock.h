@@ -9,6 +9,8 @@
 #include <nanobind/nanobind.h>
 #include <unistd.h>
 
+#include <utility>
+
 namespace quern::python {
 
 [[noreturn]] inline void sleep_for_good() {
@@ -26,30 +28,35 @@ auto sleep_if_ended(Call&& call) -> decltype(call()) {
   }
 }
 
+// The state of this thread while it has given the lock away, else null.
+inline thread_local PyThreadState* thread_without_lock = nullptr;
+
 // The lock is given away for the life of this.
 class LockReleased {
  public:
-  LockReleased() : thread_(PyEval_SaveThread()) {}
+  LockReleased() : outer_(std::exchange(thread_without_lock, PyEval_SaveThread())) {}
   ~LockReleased() {
-    sleep_if_ended([&] { PyEval_RestoreThread(thread_); });
+    sleep_if_ended([] { PyEval_RestoreThread(thread_without_lock); });
+    thread_without_lock = outer_;
   }
   LockReleased(const LockReleased&) = delete;
   LockReleased& operator=(const LockReleased&) = delete;
 
  private:
-  PyThreadState* thread_;
+  PyThreadState* outer_;
 };
 
-// The lock is held for the life of this, in a thread that gave it away.
+// The lock is held for the life of this, in a thread that gave it away. PyGILState_Ensure() would look for the state of
+// the thread in an interpreter that may be gone; with its state the thread meets the end of the interpreter at any
+// time.
 class LockHeld {
  public:
-  LockHeld() : before_(sleep_if_ended([] { return PyGILState_Ensure(); })) {}
-  ~LockHeld() { PyGILState_Release(before_); }
+  LockHeld() {
+    sleep_if_ended([] { PyEval_RestoreThread(thread_without_lock); });
+  }
+  ~LockHeld() { PyEval_SaveThread(); }
   LockHeld(const LockHeld&) = delete;
   LockHeld& operator=(const LockHeld&) = delete;
-
- private:
-  PyGILState_STATE before_;
 };
 
 }  // namespace quern::python

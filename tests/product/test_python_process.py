@@ -146,6 +146,28 @@ def test_a_program_ends_while_a_daemon_thread_computes(demo, what, then):
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+AFTER_THE_END = """
+import ctypes, sys, threading, time, quern
+model, started, libc = quern.LLM(sys.argv[1], threads=1), threading.Event(), ctypes.CDLL(None)
+
+def work():
+    while True:
+        started.set()
+        model.generate([5] * 2000, max_tokens=1)
+
+threading.Thread(target=work, daemon=True).start()
+started.wait()
+time.sleep(0.02)
+libc.on_exit(libc.sleep, None)  # with the exit code as seconds: the interpreter is gone, the process is not
+sys.exit(1)
+"""
+
+
+def test_a_daemon_thread_may_want_the_lock_when_the_interpreter_is_gone(demo):
+    done = subprocess.run([sys.executable, "-c", AFTER_THE_END, str(demo)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
 def public_things():
     for name in quern.__all__:
         thing = getattr(quern, name)
