@@ -20,8 +20,11 @@
 // Whether there is memory; of the library, too.
 static std::atomic<bool> no_memory{false};
 
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  return no_memory ? nullptr : std::malloc(bytes > 0 ? bytes : 1);
+}
 [[gnu::noinline]] void* operator new(size_t bytes) {
-  void* const memory = no_memory ? nullptr : std::malloc(bytes > 0 ? bytes : 1);
+  void* const memory = operator new(bytes, std::nothrow);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
