@@ -45,6 +45,8 @@ Error io_error(const fs::path& path, std::string_view what) {
 // ---- writing ----
 
 struct StateFileWriter::File {
+  explicit File(NewFile opened) : file(std::move(opened)) {}
+
   NewFile file;
   Hash hash = new_hash();
 };
