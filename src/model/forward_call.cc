@@ -4,6 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
+#include "base/checked.h"
+
 namespace quern::model {
 
 std::string what_context_holds(const ModelInfo& info) {
@@ -42,6 +46,15 @@ Result<int64_t> check_call(const ModelInfo& info, int64_t length, std::span<cons
                                              info.vocab, wanted.count * info.vocab));
   }
   return first;
+}
+
+Result<int64_t> rows_to_prepare(int64_t tokens, int64_t context) {
+  constexpr int64_t kStep = 64;  // memory is counted for as many at once
+  if (tokens > context) {
+    return Error{Errc::too_long, fmt::format("{} tokens do not fit the model's context of {}", tokens, context),
+                 "prompt"};
+  }
+  return std::min(round_up(tokens, kStep), context);
 }
 
 }  // namespace quern::model

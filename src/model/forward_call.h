@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owns what every line checks about the arguments of Line::forward() before it computes, and what is said of its
-// context.
+// Owns what every line checks about its states and about the arguments of Line::forward() before it computes, and what
+// is said of its context.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,17 @@ Result<void> check_ids(const ModelInfo& info, std::span<const int32_t> ids, std:
 // Line::forward() promises about its arguments.
 Result<int64_t> check_call(const ModelInfo& info, int64_t length, std::span<const int32_t> ids, Rows wanted,
                            std::span<const float> logits);
+
+// The rows of the past to have ready for `tokens` tokens: in steps, so that most tokens find theirs. Errors: too_long.
+Result<int64_t> rows_to_prepare(int64_t tokens, int64_t context);
+
+// The state as the line's own kind. Errors: bad_request for a state of another line.
+template <class StateOfLine>
+Result<StateOfLine*> own_state(State& state, const Line& line) {
+  auto* own = dynamic_cast<StateOfLine*>(&state);
+  if (own != nullptr && &own->line() == &line) return own;
+  return bad_request("state", "belongs to another model; a state is for the one that made it");
+}
 
 // Takes the last token off `state`, a timeline of the line, and has forward() append it again. Where that breaks off,
 // by an error or by an exception, state.put_back() makes up for it. Errors: bad_request for an empty timeline and for

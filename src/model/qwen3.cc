@@ -30,8 +30,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Memory is counted for this many rows at once.
-constexpr int64_t kRowStep = 64;
 // What keys and values are kept as unless somebody asks.
 constexpr DType kKeptAs = DType::f16;
 // Tokens of a prompt that are usually computed at once.
@@ -123,9 +121,6 @@ class Qwen3Line final : public Line {
   // What a saved timeline must agree with.
   nlohmann::json state_facts() const;
 
-  // Errors: bad_request for a state of another line.
-  Result<Qwen3State*> own(State& state) const;
-
   // Attention masks of every length: all positions of a timeline are valid.
   const int64_t* ones() const { return ones_.data(); }
 
@@ -163,11 +158,7 @@ Qwen3State::Qwen3State(const Qwen3Line& line, KvCache cache) : line_(line), cach
 
 Result<void> Qwen3State::reserve(int64_t tokens) {
   const int64_t context = cache_.shape().max_tokens;
-  if (tokens > context) {
-    return Error{Errc::too_long, fmt::format("{} tokens do not fit the model's context of {}", tokens, context),
-                 "prompt"};
-  }
-  const int64_t rows = std::min(round_up(tokens, kRowStep), context);
+  QUERN_TRY(const int64_t rows, rows_to_prepare(tokens, context));
   if (rows <= prepared_) return {};
   // Once for the whole context: ids are four bytes a token, and growing step by step would move them while decoding.
   tokens_.reserve(static_cast<size_t>(context));
@@ -275,20 +266,14 @@ Result<std::unique_ptr<State>> Qwen3Line::load_state(const fs::path& path) const
   return std::unique_ptr<State>(std::move(state));
 }
 
-Result<Qwen3State*> Qwen3Line::own(State& state) const {
-  auto* own = dynamic_cast<Qwen3State*>(&state);
-  if (own != nullptr && &own->line() == this) return own;
-  return bad_request("state", "belongs to another model; a state is for the one that made it");
-}
-
 Result<void> Qwen3Line::last_row(State& base, std::span<float> logits) const {
-  QUERN_TRY(const auto state, own(base));
+  QUERN_TRY(const auto state, own_state<Qwen3State>(base, *this));
   return compute_last_again(info_, *state, logits,
                             [&](std::span<const int32_t> last) { return forward(base, last, {}, logits); });
 }
 
 Result<void> Qwen3Line::forward(State& base, std::span<const int32_t> ids, Rows wanted, std::span<float> logits) const {
-  QUERN_TRY(const auto state, own(base));
+  QUERN_TRY(const auto state, own_state<Qwen3State>(base, *this));
   QUERN_TRY(const int64_t first, check_call(info_, state->length_tokens(), ids, wanted, logits));
   auto done = state->forward(ids, first, wanted.count, logits);
   // What this line feeds was checked above, so a value or a shape that an operator refuses comes from the files.

@@ -28,8 +28,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Memory is counted for this many tokens at once.
-constexpr int64_t kTokenStep = 64;
 // So many bytes of so many tensors tell models apart: reading all of a checkpoint would take minutes. A checkpoint with
 // fused experts has fewer tensors.
 constexpr size_t kFingerprintBytes = 4096;
@@ -127,8 +125,6 @@ class Qwen4ExpLine final : public Line {
   const bool profile;
 
  private:
-  // Errors: bad_request for a state of another line.
-  Result<Qwen4ExpState*> own(State& state) const;
   // Errors: bad_request for an id in whose place the whole model has an image, by position in `where`.
   Result<void> check_vision(std::span<const int32_t> ids, std::string_view where) const;
 
@@ -143,13 +139,10 @@ Qwen4ExpState::Qwen4ExpState(const Qwen4ExpLine& line, Qwen4ExpPast past)
 
 Result<void> Qwen4ExpState::reserve(int64_t tokens) {
   const int64_t context = line_.info().context_tokens;
-  if (tokens > context) {
-    return Error{Errc::too_long, fmt::format("{} tokens do not fit the model's context of {}", tokens, context),
-                 "prompt"};
-  }
-  const int64_t rows = std::min(round_up(tokens, kTokenStep), context);
+  QUERN_TRY(const int64_t rows, rows_to_prepare(tokens, context));
   if (rows <= prepared_) return {};
-  ids_.reserve(static_cast<size_t>(rows));
+  // Once for the whole context: ids are four bytes a token, and growing step by step would move them while decoding.
+  ids_.reserve(static_cast<size_t>(context));
   past_.prepare(prepared_ = rows);
   return {};
 }
@@ -273,14 +266,8 @@ Result<void> Qwen4ExpLine::check_vision(std::span<const int32_t> ids, std::strin
       fmt::format("token id {} stands for an image or a video, and quern runs the text model only", *found));
 }
 
-Result<Qwen4ExpState*> Qwen4ExpLine::own(State& state) const {
-  auto* own = dynamic_cast<Qwen4ExpState*>(&state);
-  if (own != nullptr && &own->line() == this) return own;
-  return bad_request("state", "belongs to another model; a state is for the one that made it");
-}
-
 Result<void> Qwen4ExpLine::last_row(State& base, std::span<float> logits) const {
-  QUERN_TRY(const auto state, own(base));
+  QUERN_TRY(const auto state, own_state<Qwen4ExpState>(base, *this));
   const std::span<const float> kept = state->kept_row();
   if (!kept.empty() && kept.size() == logits.size() && !state->observed()) {
     std::ranges::copy(kept, logits.begin());
@@ -292,7 +279,7 @@ Result<void> Qwen4ExpLine::last_row(State& base, std::span<float> logits) const 
 
 Result<void> Qwen4ExpLine::forward(State& base, std::span<const int32_t> ids, Rows wanted,
                                    std::span<float> logits) const {
-  QUERN_TRY(const auto state, own(base));
+  QUERN_TRY(const auto state, own_state<Qwen4ExpState>(base, *this));
   QUERN_TRY(const int64_t first, check_call(info_, state->length_tokens(), ids, wanted, logits));
   QUERN_TRY_VOID(check_vision(ids, "ids"));
   return state->forward(ids, first, wanted.count, logits);
