@@ -4,8 +4,10 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <type_traits>
 
 namespace quern::cpu {
@@ -46,6 +48,11 @@ class Pool {
   // order by an atomic counter; which worker gets which range is not fixed, so results must not depend on it.
   // 0 <= worker < threads(), no two threads of one call have the same, and inline it is 0. f must not throw.
   void parallel_for(int64_t count, int64_t chunk, RangeFunction f);
+
+  // Says what will be read from memory when the next section is done, a hint that decides no result: threads that wait
+  // within a Pass ask for these bytes meanwhile, in this order, for their second-level caches. Replaces the hint
+  // before; the bytes need not stay. To be called by a thread that opens sections.
+  void read_ahead(std::span<const std::byte> bytes);
 
   // While a Pass lives the workers wait for the next section by spinning briefly before they sleep; outside of one they
   // sleep at once. An engine holds one for the length of a forward pass.

@@ -8,7 +8,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -282,6 +286,21 @@ TEST(Pool, WorkersSpinAfterASectionOnlyInsideAPass) {
     inside += cpu_ms_of_rare_sections(pool);
   }
   EXPECT_LT(outside, 0.75 * inside);
+}
+
+TEST(Pool, AHintOfWhatWillBeReadDecidesNothing) {
+  Pool pool(3);
+  const Pool::Pass pass(pool);
+  const std::vector<std::byte> there(1 << 16);
+  const auto at = [](uintptr_t address, size_t bytes) {
+    return std::span(reinterpret_cast<const std::byte*>(address), bytes);
+  };
+  const std::span<const std::byte> hints[] = {
+      {}, there, at(64, 1 << 20), at(UINTPTR_MAX - 100, 100), at(UINTPTR_MAX - 100, 1000)};
+  for (int round = 0; round < 2000; round++) {
+    pool.read_ahead(hints[static_cast<size_t>(round) % std::size(hints)]);
+    expect_exact_cover(ranges_of(pool, 20, 3), 20, 3, pool.threads());
+  }
 }
 
 TEST(Pool, IdleWorkersUseNoCpuOutsideOfAPass) {

@@ -77,6 +77,7 @@ Runner::Runner(std::shared_ptr<const Model> model, cpu::Pool& pool, bool profile
     }
   }
   call_tensors_.resize(tensors);
+  find_ahead();
   in_.reserve(most_inputs);
   in_values_.reserve(most_inputs);
   out_values_.reserve(most_outputs);
@@ -85,6 +86,20 @@ Runner::Runner(std::shared_ptr<const Model> model, cpu::Pool& pool, bool profile
   for (size_t v = 0; v < values; v++) {
     tensors_[v] = model_->values()[v].constant;
     tensors_[v].dtype = model_->ir().values[v].dtype;
+  }
+}
+
+// Behind the last step comes the first one again.
+void Runner::find_ahead() {
+  const size_t steps = model_->steps().size();
+  ahead_.resize(steps);
+  std::span<const std::byte> next;
+  for (size_t i = 2 * steps; i-- > 0;) {
+    const size_t n = i % steps;
+    ahead_[n] = next;
+    const auto& op = model_->steps()[n].op;
+    const auto first = op == nullptr ? next : op->reads_first(pool_->threads());
+    if (!first.empty()) next = first;
   }
 }
 
@@ -466,7 +481,7 @@ void Runner::connect(int index) {
 
 Result<void> Runner::execute() {
   const cpu::Pool::Pass pass(*pool_);
-  const ops::Context ctx{pool_, &scratch_, model_->features(), &counters_};
+  ops::Context ctx{pool_, &scratch_, model_->features(), &counters_};
   for (size_t n = 0; n < model_->steps().size(); n++) {
     if (!computes_[n]) continue;
     const Node& node = model_->ir().nodes[n];
@@ -475,6 +490,7 @@ Result<void> Runner::execute() {
     const cpu::Arena::Scope scope(scratch_);
     const int64_t start = profile_ ? now_ns() : 0;
     const uint64_t copied = counters_.bytes_copied;
+    ctx.ahead = ahead_[n];
     QUERN_TRY_VOID(model_->steps()[n].op->run(ctx, in, out));
     copied_[n] = counters_.bytes_copied - copied;
     if (profile_) ns_[n] = now_ns() - start;

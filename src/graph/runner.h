@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -71,6 +72,7 @@ class Runner {
     size_t outputs = 0;
   };
 
+  void find_ahead();
   Result<void> bind_inputs(std::span<const ops::Tensor> inputs);
   Result<void> check_input(const Port& port, const ops::Tensor& fed) const;
   Result<void> read_values(const Port& port);
@@ -139,8 +141,9 @@ class Runner {
   std::vector<bool> computes_;  // has a result that is not a view
   std::vector<Call> calls_;
   std::vector<ops::Tensor> call_tensors_;
-  std::vector<int64_t> ns_;       // of the last run
-  std::vector<uint64_t> copied_;  // of the last run
+  std::vector<std::span<const std::byte>> ahead_;  // what the next step that reads much reads first
+  std::vector<int64_t> ns_;                        // of the last run
+  std::vector<uint64_t> copied_;                   // of the last run
 };
 
 }  // namespace quern::graph

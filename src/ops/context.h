@@ -2,7 +2,9 @@
 // Owns what a running operator is given besides its tensors: threads, scratch memory, instruction sets, counters.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cpu/features.h"
 #include "cpu/memory.h"
@@ -24,6 +26,8 @@ struct Context {
   cpu::Arena* scratch;
   cpu::Features features;
   Counters* counters;  // null where nobody counts
+  // What the next step that reads much from memory reads first; a hint for Pool::read_ahead, empty where nobody knows.
+  std::span<const std::byte> ahead{};
 };
 
 }  // namespace quern::ops

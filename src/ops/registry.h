@@ -170,6 +170,9 @@ class Operator {
   // bytes they took in the file.
   virtual size_t prepared_bytes() const { return 0; }
   virtual size_t serialized_bytes() const { return 0; }
+  // The constants that run() on few rows reads from memory first on a thread that joins the calling one, of `threads`
+  // in all; empty where asking for them early is not worth it.
+  virtual std::span<const std::byte> reads_first(int /*threads*/) const { return {}; }
 };
 
 // Addresses of the constants that one preparation was made of, null for those that a node does not have. MatMulNBits:

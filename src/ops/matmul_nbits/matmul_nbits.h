@@ -104,13 +104,17 @@ struct MatMulNBitsArgs {
   std::span<const NBitsProduct> products;  // at least one, of equal rows forms
 };
 
-// Both halves. Takes nbits_rows_bytes(min(rows, matmul_nbits_pass_rows), form) of ctx.scratch for the call, and nothing
-// a thread. Errors: bad_request for sizes, no_memory.
+// Both halves; with few rows ctx.ahead is handed to the pool. Takes nbits_rows_bytes(min(rows, matmul_nbits_pass_rows),
+// form) of ctx.scratch for the call, and nothing a thread. Errors: bad_request for sizes, no_memory.
 Result<void> matmul_nbits(const Context& ctx, const MatMulNBitsParams& params, const MatMulNBitsArgs& args);
 
 // Rows of one pass over the weights: 256, or down to 64 where 256 prepared rows would not stay in a core's cache. For
 // forms that nbits_rows_bytes() has sizes of.
 int64_t matmul_nbits_pass_rows(const NBitsRowsForm& form);
+
+// The part of the weights that a product of few rows reads first on a thread that joins the calling one, of `threads`
+// in all, as long as a second-level cache keeps it; empty where none joins. For Pool::read_ahead.
+std::span<const std::byte> matmul_nbits_first_bytes(std::span<const NBitsProduct> products, int threads);
 
 // Symbol of the product that `features` select.
 std::string_view matmul_nbits_variant(const cpu::Features& features, NBitsActivations activations);

@@ -271,6 +271,12 @@ class MatMulNBitsOperator final : public Operator {
   size_t prepared_bytes() const override { return total(&Matrix::prepared_bytes); }
   size_t serialized_bytes() const override { return total(&Matrix::serialized_bytes); }
 
+  std::span<const std::byte> reads_first(int threads) const override {
+    std::vector<NBitsProduct> products;
+    for (const Matrix& m : matrices_) products.push_back({m.weights.get(), m.bias, {}});
+    return matmul_nbits_first_bytes(products, threads);
+  }
+
   std::string join_key() const override {
     const NBitsRowsForm form = nbits_rows_form(matrices_[0].weights->form(), activations_);
     return fmt::format("matmul_nbits rows {} {} {} {} {}", dtype_name(dtype_), static_cast<int>(form.activations),

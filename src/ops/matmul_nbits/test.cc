@@ -870,6 +870,29 @@ TEST(MatMulNBits, ThreadCountDoesNotChangeBits) {
   }
 }
 
+// With two threads the calling one begins with the first quarter of all panels, the other one with the second.
+TEST(MatMulNBits, WhatAJoiningThreadReadsFirstIsTheSecondPiece) {
+  Random random(53);
+  const int64_t k = 64;
+  const auto panels = [&](int64_t count) {
+    return pack(random_weights(random, {4, 32, NBitsZeros::none}, k, count * kNBitsPanel));
+  };
+  const PackedWeights few = panels(8), some = panels(56), many = panels(64), large = panels(1 << 16);
+  const NBitsProduct one[] = {{&many, {}, {}}}, two[] = {{&few, {}, {}}, {&some, {}, {}}}, huge[] = {{&large, {}, {}}};
+  const auto begins_at = [](std::span<const std::byte> bytes, const PackedWeights& weights, int64_t panel) {
+    const NBitsPanels rest = weights.view(panel, weights.panels());
+    const size_t left = static_cast<size_t>(rest.panels * rest.panel_bytes);
+    return bytes.data() == reinterpret_cast<const std::byte*>(rest.data) && !bytes.empty() && bytes.size() <= left;
+  };
+  EXPECT_TRUE(begins_at(matmul_nbits_first_bytes(one, 2), many, 16));
+  EXPECT_TRUE(begins_at(matmul_nbits_first_bytes(two, 2), some, 8));
+  EXPECT_TRUE(begins_at(matmul_nbits_first_bytes(huge, 2), large, 1 << 14));
+  EXPECT_LT(matmul_nbits_first_bytes(huge, 2).size(), large.bytes() / 2) << "no second-level cache keeps that";
+  for (const auto& products : {std::span<const NBitsProduct>(one), std::span<const NBitsProduct>(two)}) {
+    EXPECT_TRUE(matmul_nbits_first_bytes(products, 1).empty()) << "nobody joins";
+  }
+}
+
 TEST(MatMulNBits, SeveralProductsInOneCallEqualSingleOnes) {
   Random random(19);
   const int64_t k = 260;
