@@ -24,7 +24,8 @@ HEADS = ["depth", "threads", "cache", "quern", "to ONNX Runtime", "to its shared
 def columns(row, unit):
     llama = " / ".join(number(row[f"ratio_{form}"]) for form in LLAMA_FORMS)
     percent = row.get("pct_floor")
-    return [row["depth"], row["threads"], row["kv"], number(row[f"quern_{unit}"], 0 if unit == "mb" else 2),
+    cache = row["kv"] if row["scales"] == "bf16" else f"{row['kv']}, {row['scales']} scales"
+    return [row["depth"], row["threads"], cache, number(row[f"quern_{unit}"], 0 if unit == "mb" else 2),
             ratio(row, "ort"), ratio(row, "ort_shared"), "-" if llama == "- / -" else llama,
             "" if percent is None else f"{percent:.0f} %", f"{row['blocks']} of {row['blocks'] + row['discarded']}",
             f"{row['machine']['date']} {row['machine']['commit']}"]
@@ -62,7 +63,8 @@ def document(rows):
     """{heading: lines of the tables below it}; `rows` oldest first."""
     result = {}
     for name, own in by_machine(rows).items():
-        last = sorted(last_rows(own), key=lambda r: (list(CASES).index(r["case"]), r["threads"], r["depth"], r["kv"]))
+        last = sorted(last_rows(own), key=lambda r: (list(CASES).index(r["case"]), r["threads"], r["depth"], r["kv"],
+                                                        r["scales"]))
         result[name] = [*table("case", [r for r in last if r["case"] != "memory"], "ms"),
                         *table("most resident", [r for r in last if r["case"] == "memory"], "mb"),
                         *depth_plot.table(last)]

@@ -27,7 +27,7 @@ void join_silu_mul(Ir& ir, std::span<Step> steps) {
     const int silu = product_of(ir, steps, ir.nodes[n].outputs[0], &second);
     if (silu < 0 || second != a) continue;
     const int product = product_of(ir, steps, ir.nodes[silu].outputs[0], &b);
-    // Operands of the joint step are read in place: a constant need not be aligned.
+    // What a model gates is computed; nodes with a constant stay as they are.
     if (product < 0 || ir.values[a].kind == ValueKind::constant || ir.values[b].kind == ValueKind::constant) continue;
     Node& node = ir.nodes[product];
     auto joint = ops::make_silu_mul(ops::node_where(node.proto->op_type, node.name), *steps[n].op);
