@@ -206,7 +206,7 @@ MemoryUsage memory_usage() {
   return usage;
 }
 
-Result<Reservation> Reservation::make(size_t bytes, MemoryTag tag) {
+Result<Reservation> Reservation::make(size_t bytes, MemoryTag tag, Pages pages) {
   Reservation reservation;
   reservation.tag_ = tag;
   if (bytes == 0) return reservation;
@@ -214,7 +214,7 @@ Result<Reservation> Reservation::make(size_t bytes, MemoryTag tag) {
   const size_t mapped = round_up(bytes, page_bytes());
   void* data = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) return no_memory(bytes, tag, std::strerror(errno));
-  ::madvise(data, mapped, MADV_NOHUGEPAGE);
+  ::madvise(data, mapped, pages == Pages::huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   reservation.data_ = static_cast<std::byte*>(data);
   reservation.size_ = mapped;
   return reservation;

@@ -80,13 +80,16 @@ struct MemoryUsage {
 MemoryUsage memory_usage();
 
 // Move-only stretch of addresses, far larger than what will be used of it: memory for what grows in place. A page of it
-// becomes memory when it is first touched, and is zero then. On ordinary pages: with huge ones each of many growing
-// pieces would take two megabytes for its first byte.
+// becomes memory when it is first touched, and is zero then.
 class Reservation {
  public:
+  // Of the stretch. Huge ones, where the system grants them, are for what grows in one piece: of many growing pieces
+  // each would take two megabytes for its first byte.
+  enum class Pages : uint8_t { ordinary, huge };
+
   // Errors: no_memory, with the size and the tag (the address space is full, or the system commits addresses as if they
   // were memory). Zero bytes give an empty reservation with data() == nullptr.
-  static Result<Reservation> make(size_t bytes, MemoryTag tag);
+  static Result<Reservation> make(size_t bytes, MemoryTag tag, Pages pages = Pages::ordinary);
 
   Reservation() = default;
   Reservation(Reservation&& other) noexcept;

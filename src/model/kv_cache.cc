@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // One stretch of addresses holds, layer behind layer, the key heads and then the value heads, each with room for the
-// longest timeline; a second one holds the scales of i8 rows in the same order.
+// longest timeline, or for one block, block behind block; a second one holds the scales of i8 rows, each head's with
+// room for the longest timeline.
 #include "model/kv_cache.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 
@@ -16,7 +18,8 @@ namespace {
 // Heads whose rows lie a power of two apart meet in the same sets of a cache; a page and a line between them keep them
 // apart, and the pages of one head out of those of the next.
 constexpr size_t kPage = 4096;
-constexpr size_t kHeadGap = kPage + 64;
+constexpr size_t kLine = 64;
+constexpr size_t kHeadGap = kPage + kLine;
 
 constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::i8};  // in the order of kKvTypeNames
 static_assert(std::size(kTypes) == std::size(kKvTypeNames));
@@ -60,7 +63,18 @@ Result<KvCache> KvCache::make(const KvCacheShape& shape) {
     }
     return cpu::Reservation::make(all.value_or(SIZE_MAX), cpu::MemoryTag::cache);
   };
-  QUERN_TRY(cache.rows_, reserve(cache.row_bytes_, &cache.head_bytes_));
+  if (shape.in_blocks) {
+    cache.piece_rows_ = static_cast<size_t>(ops::kKvBlockRows);
+    cache.head_bytes_ = round_up(cache.piece_rows_ * cache.row_bytes_, kLine) + kLine;
+    const auto block = heads ? checked_mul(*heads, cache.head_bytes_) : std::nullopt;
+    cache.block_bytes_ = block.value_or(0);
+    const auto all = block ? checked_mul(ceil_div(rows, cache.piece_rows_), *block) : std::nullopt;
+    QUERN_TRY(cache.rows_,
+              cpu::Reservation::make(all.value_or(SIZE_MAX), cpu::MemoryTag::cache, cpu::Reservation::Pages::huge));
+  } else {
+    cache.piece_rows_ = rows;
+    QUERN_TRY(cache.rows_, reserve(cache.row_bytes_, &cache.head_bytes_));
+  }
   if (shape.dtype == DType::i8) {
     QUERN_TRY(cache.scales_, reserve(sizeof(float), &cache.scale_bytes_));
   }
@@ -79,6 +93,7 @@ void KvCache::make_views() {
     view.capacity = shape_.max_tokens;
     view.row_stride = shape_.head_size;
     view.head_stride = static_cast<int64_t>(head_bytes_) / element;
+    view.block_stride = static_cast<int64_t>(block_bytes_) / element;
     view.keys = rows_.data() + 2 * layer * half;
     view.values = rows_.data() + (2 * layer + 1) * half;
     if (shape_.dtype != DType::i8) continue;
@@ -124,7 +139,10 @@ Result<void> KvCache::for_pieces(int64_t tokens, const std::function<Result<void
   const size_t heads = 2 * static_cast<size_t>(shape_.kv_heads);
   for (size_t layer = 0; layer < views_.size(); layer++) {
     for (size_t head = layer * heads; head < (layer + 1) * heads; head++) {
-      QUERN_TRY_VOID(piece({rows_.data() + head * head_bytes_, rows * row_bytes_}));
+      for (size_t first = 0; first < rows; first += piece_rows_) {
+        std::byte* const begin = rows_.data() + first / piece_rows_ * block_bytes_ + head * head_bytes_;
+        QUERN_TRY_VOID(piece({begin, std::min(piece_rows_, rows - first) * row_bytes_}));
+      }
     }
     if (shape_.dtype != DType::i8) continue;
     for (size_t head = layer * heads; head < (layer + 1) * heads; head++) {

@@ -24,6 +24,9 @@ struct KvCacheShape {
   int32_t head_size = 0;   // D, in elements
   int64_t max_tokens = 0;  // rows that there are addresses for
   DType dtype = DType::f32;
+  // Rows of all layers and heads in blocks of ops::kKvBlockRows tokens on huge pages, which attention reads faster; a
+  // timeline then takes memory for whole blocks. Otherwise each head has a stretch of its own.
+  bool in_blocks = false;
 
   bool operator==(const KvCacheShape&) const = default;
 };
@@ -62,7 +65,8 @@ class KvCache {
   Result<KvCache> fork() const;
 
   // The pieces of memory that hold rows [0, tokens), in a fixed order: for every layer its key heads, its value heads,
-  // then (i8) the scales of both in that order. Together kv_token_bytes() * tokens.
+  // each from the first row to the last (in one piece, or a piece a block), then (i8) the scales of both in that order.
+  // Together kv_token_bytes() * tokens, the same bytes in either layout.
   Result<void> for_pieces(int64_t tokens, const std::function<Result<void>(std::span<std::byte>)>& piece) const;
 
  private:
@@ -72,8 +76,10 @@ class KvCache {
   KvCacheShape shape_;
   int64_t length_ = 0;
   size_t row_bytes_ = 0;    // of one head
+  size_t piece_rows_ = 0;   // of one head side by side
   size_t head_bytes_ = 0;   // from one head to the next
-  size_t scale_bytes_ = 0;  // the same of scales, 0 without
+  size_t block_bytes_ = 0;  // from one block to the next, 0 without blocks
+  size_t scale_bytes_ = 0;  // from the scales of one head to those of the next, 0 without
   cpu::Reservation rows_;
   cpu::Reservation scales_;
   std::vector<ops::KvView> views_;

@@ -64,6 +64,50 @@ TEST(KvCache, PiecesAreTheRowsThatTheViewsName) {
   }
 }
 
+TEST(KvCache, BlocksHoldTheSameBytesInTheSameOrder) {
+  for (const DType dtype : kTypes) {
+    const KvCache blocks = KvCache::make({3, 2, 16, 300, dtype, true}).value();
+    const KvCache stretch = KvCache::make({3, 2, 16, 300, dtype}).value();
+    for (const int64_t tokens : {1, 128, 129, 300}) {
+      fill(blocks, tokens, 5);
+      fill(stretch, tokens, 5);
+      size_t bytes = 0;
+      for (const auto piece : pieces(blocks, tokens)) bytes += piece.size();
+      EXPECT_EQ(static_cast<int64_t>(bytes), tokens * kv_token_bytes(blocks.shape()));
+      const auto row = static_cast<size_t>(16 * bits_of(dtype) / 8);
+      const auto same = [&](void* a, int64_t a_offset, void* b, int64_t b_offset) {
+        const int64_t element = bits_of(dtype) / 8;
+        return std::memcmp(static_cast<std::byte*>(a) + a_offset * element,
+                           static_cast<std::byte*>(b) + b_offset * element, row) == 0;
+      };
+      for (int32_t layer = 0; layer < 3; layer++) {
+        const ops::KvView &a = blocks.view(layer), &b = stretch.view(layer);
+        EXPECT_NE(a.block_stride, 0);
+        EXPECT_EQ(b.block_stride, 0);
+        for (int64_t head = 0; head < 2; head++) {
+          for (int64_t t = 0; t < tokens; t++) {
+            ASSERT_TRUE(same(a.keys, a.offset(head, t), b.keys, b.offset(head, t))) << layer << ' ' << head << ' ' << t;
+            ASSERT_TRUE(same(a.values, a.offset(head, t), b.values, b.offset(head, t)))
+                << layer << ' ' << head << ' ' << t;
+          }
+        }
+      }
+    }
+  }
+}
+
+// A row is never in the way of another: all of them are there at once.
+TEST(KvCache, RowsOfBlocksNeverMeet) {
+  for (const DType dtype : kTypes) {
+    const KvCache cache = KvCache::make({2, 3, 24, 260, dtype, true}).value();
+    const auto all = pieces(cache, 260);
+    for (size_t i = 0; i < all.size(); i++) std::memset(all[i].data(), static_cast<int>(i + 1), all[i].size());
+    for (size_t i = 0; i < all.size(); i++) {
+      for (const std::byte b : all[i]) ASSERT_EQ(b, static_cast<std::byte>(i + 1));
+    }
+  }
+}
+
 TEST(KvCache, RowsOfDifferentHeadsNeverMeet) {
   for (const DType dtype : kTypes) {
     const KvCache cache = KvCache::make({2, 3, 24, 65, dtype}).value();
@@ -112,20 +156,23 @@ TEST(KvCache, FarRowsAreThereAndRowsDoNotMove) {
 
 TEST(KvCache, ForkHasTheRowsAndIsIndependent) {
   for (const DType dtype : kTypes) {
-    KvCache cache = KvCache::make({2, 2, 16, 50, dtype}).value();
-    fill(cache, 9, 1);
-    cache.set_length(9);
-    const KvCache copy = cache.fork().value();
-    EXPECT_EQ(copy.length(), 9);
-    EXPECT_EQ(copy.shape(), cache.shape());
-    const auto from = pieces(cache, 9), to = pieces(copy, 9);
-    ASSERT_EQ(from.size(), to.size());
-    for (size_t i = 0; i < from.size(); i++) {
-      ASSERT_NE(from[i].data(), to[i].data());
-      EXPECT_EQ(std::memcmp(from[i].data(), to[i].data(), from[i].size()), 0);
+    for (const bool in_blocks : {false, true}) {
+      const int64_t tokens = in_blocks ? 139 : 9;
+      KvCache cache = KvCache::make({2, 2, 16, 150, dtype, in_blocks}).value();
+      fill(cache, tokens, 1);
+      cache.set_length(tokens);
+      const KvCache copy = cache.fork().value();
+      EXPECT_EQ(copy.length(), tokens);
+      EXPECT_EQ(copy.shape(), cache.shape());
+      const auto from = pieces(cache, tokens), to = pieces(copy, tokens);
+      ASSERT_EQ(from.size(), to.size());
+      for (size_t i = 0; i < from.size(); i++) {
+        ASSERT_NE(from[i].data(), to[i].data());
+        EXPECT_EQ(std::memcmp(from[i].data(), to[i].data(), from[i].size()), 0);
+      }
+      fill(cache, tokens, 2);
+      EXPECT_NE(std::memcmp(from[0].data(), to[0].data(), from[0].size()), 0);
     }
-    fill(cache, 9, 2);
-    EXPECT_NE(std::memcmp(from[0].data(), to[0].data(), from[0].size()), 0);
   }
 }
 

@@ -9,8 +9,11 @@
 
 namespace quern::ops {
 
-// Row t of KV head g starts g * head_stride + t * row_stride elements behind the base, for 0 <= t < capacity, and holds
-// the head's elements without gaps. Keys are stored rotated. Both halves have the same geometry; they never overlap.
+// Rows of a block, where rows lie in blocks.
+inline constexpr int64_t kKvBlockRows = 128;
+
+// Row t of KV head g, for 0 <= t < capacity, starts offset(g, t) elements behind the base and holds the head's elements
+// without gaps. Keys are stored rotated. Both halves have the same geometry; they never overlap.
 //
 // dtype says how a float x of a row is kept:
 //   f32   as it is
@@ -31,6 +34,14 @@ struct KvView {
   float* key_scales = nullptr;
   float* value_scales = nullptr;
   int64_t scale_head_stride = 0;
+  // 0: the rows of a head lie in one stretch. Else they lie in blocks of kKvBlockRows, and this is from one to the
+  // next.
+  int64_t block_stride = 0;
+
+  int64_t offset(int64_t head, int64_t row) const {
+    if (block_stride == 0) return head * head_stride + row * row_stride;
+    return row / kKvBlockRows * block_stride + head * head_stride + row % kKvBlockRows * row_stride;
+  }
 };
 
 }  // namespace quern::ops

@@ -103,6 +103,7 @@ void dot_pair_tile(const AttentionBlockArgs& a, const Pair* q, int32_t row, int3
   const Brain* k[kKeys];
 #pragma GCC unroll 16
   for (int32_t j = 0; j < kKeys; j++) k[j] = key_of<Brain>(a, least(t + j, end - 1));
+  const Ahead<Brain> ahead(a, t);
   V sums[Simd::kSums];
 #pragma GCC unroll 16
   for (int32_t j = 0; j < Simd::kSums; j++) sums[j] = Simd::zero();
@@ -114,7 +115,7 @@ void dot_pair_tile(const AttentionBlockArgs& a, const Pair* q, int32_t row, int3
 #pragma GCC unroll 16
     for (int32_t j = 0; j < kKeys; j++) {
       const __m512i y = _mm512_maskz_loadu_epi32(there, k[j] + i);
-      if (row == 0) fetch_ahead(k[j] + i, a.kv_stride);
+      if (row == 0) ahead.fetch(k[j] + i);
 #pragma GCC unroll 4
       for (int32_t r = 0; r < kRows; r++) sums[r * kKeys + j] = add_products(x[r], y, sums[r * kKeys + j]);
     }
@@ -135,6 +136,7 @@ void weigh_pair_columns(const AttentionBlockArgs& a, const Pair* weights, int32_
         Simd::mul(Simd::set(carry[s / kVectors]), Simd::load(o + s / kVectors * a.o_stride + s % kVectors * kLanes));
   }
   for (int32_t t = begin / 2 * 2; t < end; t += 2) {
+    const Ahead<Brain> ahead(a, t);
     __m512i p[kRows];
 #pragma GCC unroll 2
     for (int32_t r = 0; r < kRows; r++) p[r] = Pairs::set(weights[(row + r) * kScoreStride + t / 2]);
@@ -142,8 +144,8 @@ void weigh_pair_columns(const AttentionBlockArgs& a, const Pair* weights, int32_
     for (int32_t j = 0; j < kPanels; j++) {
       const ValuePairs v = load_value_pairs(a, t, i + j * kPanel, t >= begin, t + 1 < end);
       if (row == 0) {
-        fetch_ahead(value_of<Brain>(a, t) + i + j * kPanel, a.kv_stride);
-        fetch_ahead(value_of<Brain>(a, t + 1) + i + j * kPanel, a.kv_stride);
+        ahead.fetch(value_of<Brain>(a, t) + i + j * kPanel);
+        ahead.fetch(value_of<Brain>(a, t + 1) + i + j * kPanel);
       }
 #pragma GCC unroll 4
       for (int32_t s = 0; s < kRows * 2; s++) {

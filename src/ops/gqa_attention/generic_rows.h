@@ -2,24 +2,38 @@
 // A block for few rows: keys and values are read in place, once. The x86_*.cc files include it behind generic.h, inside
 // their anonymous namespace; nothing else may.
 
-// Both streams are fetched this many rows ahead of where they are read, also past the end of the block, where the next
-// one follows, into the second-level cache (the first one is too small). A processor drops such fetches while its queue
-// is full, so each line is asked for more than once. One thread, float rows at depth 1024: 13 GB/s without, 27 when
-// asked twice, 30 four times, of the 28 to 31 that plain reads reach. Twice is best for narrower rows, whose arithmetic
-// leaves the memory more time.
+// Both streams are fetched this many rows ahead of where they are read, also past the end of the block, from where the
+// next one lies, into the second-level cache (the first one is too small). A processor drops such fetches while its
+// queue is full, so each line is asked for more than once. One thread, float rows at depth 1024: 13 GB/s without, 27
+// when asked twice, 30 four times, of the 28 to 31 that plain reads reach. Twice is best for narrower rows, whose
+// arithmetic leaves the memory more time.
 template <class T>
 constexpr int64_t kRowsAhead = sizeof(T) == 1 ? 64 : 32;
 template <class T>
 constexpr int64_t kAsks = sizeof(T) == sizeof(float) ? 4 : 2;
 
-// Asks for the line of `now` some rows further on.
+// How far from row t of a block the rows lie that are asked for with it.
 template <class T>
-void fetch_ahead(const T* now, int64_t stride) {
+struct Ahead {
+  int64_t bytes[kAsks<T>];
+
+  Ahead(const AttentionBlockArgs& a, int32_t t) {
 #pragma GCC unroll 4
-  for (int64_t i = kAsks<T>; i > 0; i--) {
-    _mm_prefetch(reinterpret_cast<const char*>(now + kRowsAhead<T> * i / kAsks<T> * stride), _MM_HINT_T1);
+    for (int64_t i = 0; i < kAsks<T>; i++) {
+      const int64_t reach = kRowsAhead<T> * (i + 1) / kAsks<T>;
+      const bool here = t + reach < kAttentionMaxKeys;
+      const int64_t elements = here ? reach * a.kv_stride : a.kv_next + (reach - kAttentionMaxKeys) * a.kv_stride;
+      bytes[i] = elements * static_cast<int64_t>(sizeof(T));
+    }
   }
-}
+  // Asks for the line of `now` in them.
+  void fetch(const T* now) const {
+#pragma GCC unroll 4
+    for (int64_t i = kAsks<T>; i > 0; i--) {
+      _mm_prefetch(reinterpret_cast<const char*>(now) + bytes[i - 1], _MM_HINT_T1);
+    }
+  }
+};
 
 // Narrow vectors share lines: the first of a line is enough for them.
 template <class T>
@@ -36,6 +50,7 @@ void dot_tile(const AttentionBlockArgs& a, int32_t row, int32_t t, int32_t end, 
   // Keys past the end repeat the last one; their sums are dropped.
 #pragma GCC unroll 16
   for (int32_t j = 0; j < kKeys; j++) k[j] = key_of<T>(a, least(t + j, end - 1));
+  const Ahead<T> ahead(a, t);
   V sums[Simd::kSums];
 #pragma GCC unroll 16
   for (int32_t j = 0; j < Simd::kSums; j++) sums[j] = Simd::zero();
@@ -46,7 +61,7 @@ void dot_tile(const AttentionBlockArgs& a, int32_t row, int32_t t, int32_t end, 
 #pragma GCC unroll 16
     for (int32_t j = 0; j < kKeys; j++) {
       const V y = load_k(k[j] + i);
-      if (row == 0 && starts_line<T>(i)) fetch_ahead(k[j] + i, a.kv_stride);
+      if (row == 0 && starts_line<T>(i)) ahead.fetch(k[j] + i);
 #pragma GCC unroll 4
       for (int32_t r = 0; r < kRows; r++) sums[r * kKeys + j] = Simd::fma(x[r], y, sums[r * kKeys + j]);
     }
@@ -84,13 +99,14 @@ void weigh_columns(const AttentionBlockArgs& a, const float* scores, int32_t row
   const float* weight = scores + row * kScoreStride;
   for (int32_t t = begin; t < end; t++) {
     const T* v = value_of<T>(a, t) + i;
+    const Ahead<T> ahead(a, t);
     V p[kRows];
 #pragma GCC unroll 2
     for (int32_t r = 0; r < kRows; r++) p[r] = Simd::set(weight[r * kScoreStride + t]);
 #pragma GCC unroll 8
     for (int32_t j = 0; j < kVectors; j++) {
       const V x = load(v + j * kLanes);
-      if (row == 0 && starts_line<T>(i + j * kLanes)) fetch_ahead(v + j * kLanes, a.kv_stride);
+      if (row == 0 && starts_line<T>(i + j * kLanes)) ahead.fetch(v + j * kLanes);
 #pragma GCC unroll 2
       for (int32_t r = 0; r < kRows; r++) sums[r * kVectors + j] = Simd::fma(p[r], x, sums[r * kVectors + j]);
     }
@@ -110,6 +126,7 @@ void add_values(const AttentionBlockArgs& a, const float* scores, int32_t row, i
   for (int32_t i = 0; i < kRows * kKeys; i++)
     p[i] = Simd::set(scores[(row + i / kKeys) * kScoreStride + t + i % kKeys]);
   const T* v = value_of<T>(a, t);
+  const Ahead<T> ahead(a, t);
   float* o = a.o + row * a.o_stride;
   const auto columns = [&](int32_t i, auto load) {
     V sums[kRows];
@@ -118,7 +135,7 @@ void add_values(const AttentionBlockArgs& a, const float* scores, int32_t row, i
 #pragma GCC unroll 8
     for (int32_t j = 0; j < kKeys; j++) {
       const V x = load(v + j * a.kv_stride + i);
-      if (row == 0 && starts_line<T>(i)) fetch_ahead(v + j * a.kv_stride + i, a.kv_stride);
+      if (row == 0 && starts_line<T>(i)) ahead.fetch(v + j * a.kv_stride + i);
 #pragma GCC unroll 2
       for (int32_t r = 0; r < kRows; r++) sums[r] = Simd::fma(p[r * kKeys + j], x, sums[r]);
     }

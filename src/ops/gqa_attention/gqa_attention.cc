@@ -85,6 +85,7 @@ bool is_cache_type(DType type) {
 constexpr int64_t kTileRows = 96;
 // Keys of a block. Rows on the diagonal skip what they do not see panel by panel, so that long blocks waste nothing.
 constexpr int64_t kBlockKeys = kAttentionMaxKeys;
+static_assert(kKvBlockRows % kBlockKeys == 0);
 // Every row goes through its context in the same splits, each summed apart and joined in order. The cut depends on
 // nothing but the model's heads, so that a row's bits depend neither on the threads nor on what else is in the call. Up
 // to so many rows (and always for a single token) the splits are tasks, so that there is work for all threads; more
@@ -251,8 +252,7 @@ class Attention {
   State state(float* at) const { return {at, at + lines(rows_), at + 2 * lines(rows_)}; }
 
   char* row_of(void* base, const AttentionSequence& s, int64_t head, int64_t row) const {
-    const int64_t element = head * s.cache.head_stride + row * s.cache.row_stride;
-    return static_cast<char*>(base) + element * (bits_of(type_) / 8);
+    return static_cast<char*>(base) + s.cache.offset(head, row) * (bits_of(type_) / 8);
   }
   static float* scale_of(float* base, const AttentionSequence& s, int64_t head, int64_t row) {
     return base == nullptr ? nullptr : base + head * s.cache.scale_head_stride + row;
@@ -482,6 +482,7 @@ class Attention {
                     (tile.kv_head * group_ + r % group_) * a_.bias.head_stride +
                     (tile.first + r / group_) * a_.bias.token_stride + at;
       }
+      block.kv_next = s.cache.offset(tile.kv_head, at + kBlockKeys) - s.cache.offset(tile.kv_head, at);
       block.k = row_of(s.cache.keys, s, tile.kv_head, at);
       block.v = row_of(s.cache.values, s, tile.kv_head, at);
       block.k_scale = scale_of(s.cache.key_scales, s, tile.kv_head, at);

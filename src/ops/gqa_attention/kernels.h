@@ -39,6 +39,7 @@ struct AttentionBlockArgs {
   const float* k_scale;  // [keys] for int8_t, unread otherwise
   const float* v_scale;
   int64_t kv_stride;  // elements, an even number
+  int64_t kv_next;    // elements from k to the keys behind kAttentionMaxKeys, which will be read next; the same of v
   int32_t rows;
   int32_t d;     // a multiple of 8
   int32_t keys;  // at most kAttentionMaxKeys

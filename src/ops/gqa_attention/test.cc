@@ -4,6 +4,7 @@
 // because a room has one test file, and each of the three layers has its own edges.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/checked.h"
 #include "ops/gqa_attention/gqa_attention.h"
 #include "ops/gqa_attention/kernels.h"
 #include "ops/gqa_attention/test_support.h"
@@ -749,6 +751,62 @@ TEST(Attention, PassesOverATypedCacheLeaveTheSameRowsAndAgree) {
 
 // Keys of zero weigh all values alike: out is off by no more than a value row is. Then random keys, whose error was
 // seen to be 0.4 (f16), 0.3 (bf16) and 0.8 (i8) of the limit at most.
+TEST(Attention, RowsInBlocksGiveTheBitsOfRowsInOneStretch) {
+  constexpr int64_t kHeads = 3, kSize = 64;
+  for (const cpu::Features& features : levels()) {
+    for (const DType type : kCacheTypes) {
+      for (const auto& [past, tokens, window] : std::vector<std::array<int64_t, 3>>{
+               {0, 1, 0}, {100, 40, 0}, {127, 1, 0}, {128, 1, 70}, {300, 1, 200}, {250, 150, 0}}) {
+        AttentionParams p = params_of(2 * kHeads, kHeads, kSize, tokens, kSize);
+        p.window = window;
+        Problem stretch(p, {past}, {past + tokens}, 71);
+        if (type != DType::f32) stretch.keep_as(type);
+        Problem blocks = stretch;
+        const KvView from = stretch.sequence(0).cache;
+        AttentionSequence s = blocks.sequence(0);
+        s.cache.head_stride = kKvBlockRows * kSize + 32;
+        s.cache.block_stride = kHeads * s.cache.head_stride + 96;
+        // What no row lies in stays as it is.
+        const auto bytes =
+            static_cast<size_t>(ceil_div(past + tokens, kKvBlockRows) * s.cache.block_stride) * size_of(type);
+        std::vector<char> keys(bytes, '\xff'), values(bytes, '\xff');
+        s.cache.keys = keys.data();
+        s.cache.values = values.data();
+        const size_t row = kSize * size_of(type);
+        const auto at = [&](const KvView& view, void* base, int64_t head, int64_t t) {
+          return static_cast<char*>(base) + static_cast<size_t>(view.offset(head, t)) * size_of(type);
+        };
+        const auto for_rows = [&](int64_t end, auto f) {
+          for (int64_t head = 0; head < kHeads; head++) {
+            for (int64_t t = 0; t < end; t++) {
+              f(at(s.cache, s.cache.keys, head, t), at(from, from.keys, head, t));
+              f(at(s.cache, s.cache.values, head, t), at(from, from.values, head, t));
+            }
+          }
+        };
+        for_rows(past, [&](char* to, const char* source) { std::memcpy(to, source, row); });
+        Counters in_stretch, in_blocks;
+        ASSERT_TRUE(stretch.run(features, 2, &in_stretch).ok());
+        ASSERT_TRUE(blocks.run_on({&s, 1}, features, 2, &in_blocks).ok());
+        EXPECT_EQ(std::memcmp(blocks.out.data(), stretch.out.data(), stretch.out.size() * sizeof(float)), 0) << past;
+        EXPECT_FALSE(std::isnan(blocks.out[0]));
+        EXPECT_EQ(in_blocks.cache_bytes_appended, in_stretch.cache_bytes_appended);
+        for_rows(past + tokens, [&](const char* kept, const char* expected) {
+          ASSERT_EQ(std::memcmp(kept, expected, row), 0) << past << " past rows, " << tokens << " new ones";
+        });
+        if (type == DType::i8) {
+          const size_t scales = stretch.key_scales.size() * sizeof(float);
+          EXPECT_EQ(std::memcmp(blocks.key_scales.data(), stretch.key_scales.data(), scales), 0);
+          EXPECT_EQ(std::memcmp(blocks.value_scales.data(), stretch.value_scales.data(), scales), 0);
+        }
+        size_t touched = 0;
+        for (const char c : keys) touched += c != '\xff' ? 1 : 0;
+        EXPECT_LE(touched, static_cast<size_t>((past + tokens) * kHeads) * row);
+      }
+    }
+  }
+}
+
 TEST(Attention, NarrowRowsCostTheAccuracyThatIsStated) {
   for (DType type : {DType::f16, DType::bf16, DType::i8}) {
     SCOPED_TRACE(std::string(dtype_name(type)));

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -300,11 +301,16 @@ struct Problem {
   }
 
   Result<void> run(const cpu::Features& features, int threads, Counters* counters = nullptr) {
+    std::vector<AttentionSequence> sequences;
+    for (size_t b = 0; b < past.size(); b++) sequences.push_back(sequence(b));
+    return run_on(sequences, features, threads, counters);
+  }
+
+  Result<void> run_on(std::span<const AttentionSequence> sequences, const cpu::Features& features, int threads,
+                      Counters* counters = nullptr) {
     cpu::Pool pool(threads);
     cpu::Arena arena;
     const Context ctx{&pool, &arena, features, counters};
-    std::vector<AttentionSequence> sequences;
-    for (size_t b = 0; b < past.size(); b++) sequences.push_back(sequence(b));
     AttentionArgs a;
     a.sequences = sequences;
     a.q = q.data();

@@ -59,6 +59,7 @@ Result<void> check_params(const SparseAttentionParams& p, const SparseAttentionA
     return refuse(fmt::format("a cache of type {} for rows of type {} is not allowed", dtype_name(a.cache.dtype),
                               dtype_name(p.type)));
   }
+  if (a.cache.block_stride != 0) return refuse("a cache whose rows lie in blocks is not allowed");
   if (p.kv_heads < 1 || p.query_heads < 1 || p.query_heads % p.kv_heads != 0) {
     return refuse(fmt::format("{} query heads over {} KV heads are not allowed (a multiple of at least one)",
                               p.query_heads, p.kv_heads));

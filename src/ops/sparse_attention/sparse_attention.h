@@ -50,7 +50,7 @@ struct HeadRowsIn {
 struct SparseAttentionArgs {
   HeadRowsIn q, gate;  // [S][Nq][D] each
   HeadRowsIn k, v;     // [S][Nk][D] each
-  KvView cache;        // capacity >= past + S
+  KvView cache;        // capacity >= past + S; the rows of a head in one stretch
   BlockSelection selection;
   RowsOut out;  // [S][Nq * D]; out and the appended rows overlap nothing else
 };
