@@ -98,7 +98,8 @@ void Runner::find_ahead() {
     const size_t n = i % steps;
     ahead_[n] = next;
     const auto& op = model_->steps()[n].op;
-    const auto first = op == nullptr ? next : op->reads_first(pool_->threads());
+    if (op == nullptr) continue;
+    const auto first = op->reads_first(pool_->threads());
     if (!first.empty()) next = first;
   }
 }

@@ -176,6 +176,12 @@ class Pieces {
   std::array<Round, kMaxRounds> rounds_end_{};
 };
 
+int64_t panels_of(std::span<const NBitsProduct> products) {
+  int64_t panels = 0;
+  for (const NBitsProduct& p : products) panels += p.weights->panels();
+  return panels;
+}
+
 // One matrix's panels [begin, end) with `rows` rows.
 void multiply_panels(const Kernel& kernel, const NBitsProduct& product, int64_t begin, int64_t end, const uint8_t* rows,
                      int64_t first_row, int64_t row_count) {
@@ -199,9 +205,7 @@ void multiply_panels(const Kernel& kernel, const NBitsProduct& product, int64_t 
 void multiply(const Context& ctx, const NBitsRowsForm& form, std::span<const NBitsProduct> products,
               const uint8_t* rows, int64_t first_row, int64_t row_count) {
   const Kernel& kernel = select_multiply(form.activations, ctx.features);
-  int64_t panels = 0;
-  for (const NBitsProduct& p : products) panels += p.weights->panels();
-  const Pieces pieces(panels, ctx.pool->threads());
+  const Pieces pieces(panels_of(products), ctx.pool->threads());
   if (row_count <= kNBitsTileRows) ctx.pool->read_ahead(ctx.ahead);
   ctx.pool->parallel_for(pieces.count(), 1, [&](int64_t first, int64_t last, int /*worker*/) {
     int64_t begin = pieces.begin(first);
@@ -272,9 +276,7 @@ std::optional<size_t> nbits_rows_bytes(int64_t rows, const NBitsRowsForm& form) 
 }
 
 std::span<const std::byte> matmul_nbits_first_bytes(std::span<const NBitsProduct> products, int threads) {
-  int64_t panels = 0;
-  for (const NBitsProduct& p : products) panels += p.weights->panels();
-  const Pieces pieces(panels, threads);
+  const Pieces pieces(panels_of(products), threads);
   // The calling thread takes the first piece.
   int64_t begin = pieces.begin(1);
   for (const NBitsProduct& p : products) {

@@ -169,7 +169,7 @@ class SparseAttention {
     return element_at(p_.type, rows.data, token * rows.stride + head * rows.head_stride);
   }
   void* cache_row(void* base, int64_t head, int64_t row) const {
-    return element_at(p_.type, base, head * a_.cache.head_stride + row * a_.cache.row_stride);
+    return element_at(p_.type, base, a_.cache.offset(head, row));
   }
 
   void append() {
