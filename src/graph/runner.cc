@@ -55,7 +55,6 @@ Runner::Runner(std::shared_ptr<const Model> model, cpu::Pool& pool, bool profile
   taken_over_.resize(values);
   payload_.resize(values);
   decides_shapes_.resize(values);
-  changed_.resize(values);
   left_out_.resize(values);
   homes_.resize(model_->outputs().size());
   ns_.resize(steps);
@@ -113,7 +112,7 @@ Result<void> Runner::run(std::span<const ops::Tensor> inputs, std::span<Output> 
   moved_ = !settled_ || rows != rows_;
   settled_ = false;
   rows_ = rows;
-  std::fill(changed_.begin(), changed_.end(), moved_);
+  std::fill(stale_.begin(), stale_.end(), false);
   QUERN_TRY_VOID(bind_inputs(inputs));
   QUERN_TRY_VOID(resolve());
   for (size_t j = 0; j < outputs.size(); j++) QUERN_TRY_VOID(bind_output(j, outputs[j]));
@@ -133,7 +132,7 @@ Result<void> Runner::bind_inputs(std::span<const ops::Tensor> inputs) {
     const ops::Tensor& next = inputs[i].present ? inputs[i] : model_->values()[port.value].constant;
     QUERN_TRY_VOID(check_input(port, inputs[i]));
     if (next.data != t.data || next.cache != t.cache) moved_ = true;
-    if (!(next.shape == t.shape)) changed_[port.value] = true;
+    if (!(next.shape == t.shape)) mark_readers(port.value);
     t = next;
     if (decides_shapes_[port.value]) QUERN_TRY_VOID(read_values(port));
   }
@@ -176,7 +175,12 @@ Result<void> Runner::read_values(const Port& port) {
 void Runner::set_values(int value, const ops::IntValues& values) {
   if (int_values_[value] == values) return;
   int_values_[value] = values;
-  changed_[value] = true;
+  mark_readers(value);
+}
+
+// To be called where the value gets another shape, layout or known content than in the last run.
+void Runner::mark_readers(int value) {
+  for (const Use& use : model_->ir().values[value].uses) stale_[use.node] = true;
 }
 
 void Runner::gather_inputs(int index) {
@@ -233,11 +237,10 @@ Result<void> Runner::resolve() {
   if (rows_) QUERN_TRY_VOID(narrow(*rows_));
   for (size_t n = 0; n < model_->steps().size(); n++) {
     const int index = static_cast<int>(n);
-    const auto& inputs = model_->ir().nodes[n].inputs;
-    stale_[n] = moved_ || std::any_of(inputs.begin(), inputs.end(), [&](int v) { return v >= 0 && changed_[v]; });
+    if (moved_) stale_[n] = true;
     if (!stale_[n] || model_->steps()[n].op == nullptr) continue;
     if (index == narrowed_step_) {
-      const ops::Shape& full = tensors_[inputs[0]].shape;
+      const ops::Shape& full = tensors_[model_->ir().nodes[n].inputs[0]].shape;
       QUERN_TRY(narrowed_shape_, rows_of(full, *rows_));
       narrowed_offset_ = rows_->first * full.back();
     }
@@ -294,7 +297,7 @@ Result<void> Runner::take_output(int index, size_t j) {
     t.layout = layout;
     viewed_[v] = of;
     view_offset_[v] = offset;
-    changed_[v] = true;
+    mark_readers(v);
     moved_ = true;
     if (!payload_bytes(t)) {
       return bad_request(node.name, fmt::format("output shape {} is too large", t.shape.to_string()));

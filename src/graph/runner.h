@@ -77,6 +77,7 @@ class Runner {
   Result<void> check_input(const Port& port, const ops::Tensor& fed) const;
   Result<void> read_values(const Port& port);
   void set_values(int value, const ops::IntValues& values);
+  void mark_readers(int value);
   Result<void> resolve();
   Result<void> narrow(const RowRange& rows);
   Result<ops::Shape> rows_of(const ops::Shape& full, const RowRange& rows) const;
@@ -107,7 +108,6 @@ class Runner {
   std::vector<Home> homes_;  // by graph output
 
   // By value.
-  std::vector<bool> changed_;   // has another shape, layout or known content than in the last run
   std::vector<bool> left_out_;  // nobody takes it and its operator can omit it
   std::vector<ops::Tensor> tensors_;
   std::vector<ops::IntValues> int_values_;
@@ -137,7 +137,7 @@ class Runner {
   std::vector<ops::View> out_views_;
 
   // By step.
-  std::vector<bool> stale_;     // reads something that changed
+  std::vector<bool> stale_;     // reads a value with another shape, layout or known content than in the last run
   std::vector<bool> computes_;  // has a result that is not a view
   std::vector<Call> calls_;
   std::vector<ops::Tensor> call_tensors_;
