@@ -41,12 +41,24 @@ def quantiles(values, *parts):
     return [round(ordered[round(part * (len(ordered) - 1))], 3) for part in parts]
 
 
-def row_of(cell, kv, ours, blocks, absent, footprint):
+def probe_of(block, ours):
+    """What the machine gave beside a block, or beside quern's turn in a block of turns that waited for bandwidth; None where
+    nobody looked."""
+    if "turns" not in block:
+        return block.get("probe")
+    seen = block["turns"][ours]["probes"]
+    return {figure: statistics.mean(p[figure] for p in seen) for figure in ("read_gbps", "int8_gops")}
+
+
+def row_of(cell, kv, ours, blocks, absent, footprint, least_gbps=None):
     """`blocks`: [{"probe": answer of the machine's probe, or absent, engine: samples, "rss_mb": {engine: peak of its
-    process so far}}]; `ours`: the engine that is quern with this cache type; `footprint`: bytes that a decoded token must
-    read, {"weights", "token"}."""
-    kept = kept_blocks([b["probe"][cell.limit] for b in blocks]) if "probe" in blocks[0] else range(len(blocks))
-    chosen = [blocks[i] for i in kept]
+    process so far}}]; a block that waited for bandwidth has instead of a probe "turns": {engine: {"probes": [before, after],
+    "dropped": turns before it that did not count}}. `ours`: the engine that is quern with this cache type; `footprint`: bytes
+    that a decoded token must read, {"weights", "token"}; `least_gbps`: the bandwidth that was waited for."""
+    probes = [probe_of(b, ours) for b in blocks]
+    judged = probes[0] is not None and least_gbps is None
+    kept = kept_blocks([p[cell.limit] for p in probes]) if judged else range(len(blocks))
+    chosen, beside = [blocks[i] for i in kept], [probes[i] for i in kept]
     names = {"quern": ours} | {e: e for e in OTHERS if e in blocks[0]}
     unit = cell.unit
     row = {"kv": kv, "case": cell.case, "depth": cell.depth, "blocks": len(chosen), "discarded": len(blocks) - len(chosen)}
@@ -59,14 +71,16 @@ def row_of(cell, kv, ours, blocks, absent, footprint):
             median, low, high = ratio_interval([theirs / own for theirs, own in zip(medians[other], medians["quern"])])
             row |= {f"ratio_{other}": round(median, 3), f"ratio_{other}_95": [round(low, 3), round(high, 3)]}
     row["spread"] = {e: quantiles([s for b in chosen for s in b[key]], 0.1, 0.9) for e, key in names.items()}
-    if "probe" in blocks[0]:
-        row["probe_gbps"] = round(statistics.median(b["probe"]["read_gbps"] for b in chosen), 2)
-        row["probe_gops"] = round(statistics.median(b["probe"]["int8_gops"] for b in chosen), 1)
-        row |= {"judged_by": cell.limit, "probes": [b["probe"] for b in blocks]}
+    if probes[0] is not None:
+        row["probe_gbps"] = round(statistics.median(p["read_gbps"] for p in beside), 2)
+        row["probe_gops"] = round(statistics.median(p["int8_gops"] for p in beside), 1)
+        row |= {"judged_by": cell.limit, "probes": probes}
+    if least_gbps is not None:
+        row |= {"least_gbps": least_gbps, "turns": {e: [b["turns"][key] for b in blocks] for e, key in names.items()}}
     if cell.case == "decode":
         least = footprint["weights"] + (cell.depth + 1) * footprint["token"]
         row["bytes_read"] = least
-        floors = [least / b["probe"]["read_gbps"] / 1e6 for b in chosen]
+        floors = [least / p["read_gbps"] / 1e6 for p in beside]
         row["pct_floor"] = round(statistics.median(100 * f / ms for f, ms in zip(floors, medians["quern"])), 1)
     row["rss_mb"] = {e: round(max(b["rss_mb"][key] for b in blocks)) for e, key in names.items()}
     row["absent"] = absent
@@ -87,8 +101,8 @@ def processor(row):
 
 
 def last_rows(rows):
-    """The last row of each case on each machine."""
-    return list({(processor(row), *(row[k] for k in KEY)): row for row in rows}.values())
+    """The last row of each case on each machine; those that waited for bandwidth are cases of their own."""
+    return list({(processor(row), row.get("least_gbps"), *(row[k] for k in KEY)): row for row in rows}.values())
 
 
 def stored(path):
