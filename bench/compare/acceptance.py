@@ -77,7 +77,8 @@ def value_of(bar, row):
 
 
 def seen(bar, rows):
-    """In the rows of one machine, oldest first: the last one of the bar's case with the engine asked for."""
+    """In the rows of one machine, oldest first: the last one of the bar's case with the engine asked for. Rows that waited for
+    bandwidth come before others: the bars were set where two threads read 69 GB/s."""
     found = [r for r in rows if (r["case"], r["depth"], r["scales"]) == (bar.case, bar.depth, bar.scales) and
              bar.threads in (None, r["threads"]) and (r["kv"] == bar.kv if bar.kv else r["kv_default"])]
     with_value = [r for r in found if value_of(bar, r) is not None]
@@ -86,16 +87,18 @@ def seen(bar, rows):
             return Seen(None, found[-1]["absent"].get(form_of(bar, found[-1]), NOT_SEEN.note))
         return Seen(None, "absent") if any(f"quern:{bar.kv}" in r["absent"] for r in rows) else NOT_SEEN
     most_threads = max(r["threads"] for r in with_value)
-    row = [r for r in with_value if r["threads"] == most_threads][-1]
+    row = sorted((r for r in with_value if r["threads"] == most_threads), key=lambda r: r.get("least_gbps") or 0)[-1]
     value, against = value_of(bar, row), form_of(bar, row)
+    waited = f" from {row['least_gbps']:.0f} GB/s on" if row.get("least_gbps") else ""
     if bar.against == "floor":
-        return Seen(value, "")
+        return Seen(value, waited)
     low, high = row[f"ratio_{against}_95"]
     if bar.at_most:
         value, low, high = 1 / value, 1 / high, 1 / low
     note = f"({low:.2f}-{high:.2f})" if row["blocks"] > 1 else "(one block)"
     if bar.against == "llama":
         note += "".join(f", {form} not measured" for form in LLAMA_FORMS if row[f"ratio_{form}"] is None)
+    note += waited
     most = row[f"{against}_ms"] * row["probe_gbps"] * 1e6 / row["bytes_read"] if bar.case == "decode" else None
     return Seen(value, note, most)
 
@@ -107,7 +110,7 @@ def described(bar):
 def shown(bar, result):
     """The bar, what was seen, and what would be the most."""
     if bar.against == "floor":
-        wanted, value = f">= {bar.bar:.0f} %", f"{result.value:.0f} %" if result.value is not None else "-"
+        wanted, value = f">= {bar.bar:.0f} %", f"{result.value:.0f} %{result.note}" if result.value is not None else "-"
     else:
         wanted = f"{'<=' if bar.at_most else '>='} {bar.bar}x"
         value = f"{result.value:.2f}x {result.note}" if result.value is not None else "-"

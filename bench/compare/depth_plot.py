@@ -13,8 +13,9 @@ COLOURS = {"quern fp32": "tab:blue", "quern fp16": "tab:green", "ort": "tab:red"
 
 
 def curves(rows):
-    """{threads: {engine: {depth: (tokens/s, slow end, fast end)}}} of the decode rows with the most exact scales measured."""
-    decode = [r for r in rows if r["case"] == "decode"]
+    """{threads: {engine: {depth: (tokens/s, slow end, fast end)}}} of the decode rows with the most exact scales measured, without
+    those that waited for bandwidth."""
+    decode = [r for r in rows if r["case"] == "decode" and not r.get("least_gbps")]
     scales = "bf16" if any(r["scales"] == "bf16" for r in decode) else "fp32"
     result = {}
     chosen = sorted((r for r in decode if r["scales"] == scales), key=lambda r: (r["threads"], r["kv"], r["depth"]))

@@ -25,9 +25,11 @@ def columns(row, unit):
     llama = " / ".join(number(row[f"ratio_{form}"]) for form in LLAMA_FORMS)
     percent = row.get("pct_floor")
     cache = row["kv"] if row["scales"] == "bf16" else f"{row['kv']}, {row['scales']} scales"
+    if row.get("least_gbps"):
+        cache += f", from {row['least_gbps']:.0f} GB/s on"
     return [row["depth"], row["threads"], cache, number(row[f"quern_{unit}"], 0 if unit == "mb" else 2),
             ratio(row, "ort"), ratio(row, "ort_shared"), "-" if llama == "- / -" else llama,
-            "" if percent is None else f"{percent:.0f} %", f"{row['blocks']} of {row['blocks'] + row['discarded']}",
+            "" if percent is None else f"{percent:.0f} % of {row['probe_gbps']:.0f}", f"{row['blocks']} of {row['blocks'] + row['discarded']}",
             f"{row['machine']['date']} {row['machine']['commit']}"]
 
 
@@ -64,7 +66,7 @@ def document(rows):
     result = {}
     for name, own in by_machine(rows).items():
         last = sorted(last_rows(own), key=lambda r: (list(CASES).index(r["case"]), r["threads"], r["depth"], r["kv"],
-                                                        r["scales"]))
+                                                        r["scales"], r.get("least_gbps") or 0))
         result[name] = [*table("case", [r for r in last if r["case"] != "memory"], "ms"),
                         *table("most resident", [r for r in last if r["case"] == "memory"], "mb"),
                         *depth_plot.table(last)]

@@ -12,9 +12,10 @@ from made_models import ROOT, make_model
 
 sys.path.insert(0, str(ROOT / "bench"))
 
-from compare import acceptance, published, same_model  # noqa: E402
+import bench_model  # noqa: E402
+from compare import acceptance, depth_plot, published, same_model  # noqa: E402
 from compare.engines import Absent, engine, engines  # noqa: E402
-from compare.model_rows import Cell, by_machine, read_rows, row_of, stored  # noqa: E402
+from compare.model_rows import Cell, by_machine, last_rows, read_rows, row_of, stored  # noqa: E402
 from paired import built, machine, model_hash  # noqa: E402
 
 pytestmark = pytest.mark.module
@@ -97,6 +98,58 @@ def test_blocks_are_judged_by_what_bounds_the_case(case, limit, ratios):
     row = row_of(Cell(case, 9, ("fp32",)), "fp32", "quern", BLOCKS, {}, {"weights": 0, "token": 0})
     assert (row["judged_by"], row["blocks"], row["discarded"]) == (limit, 3, 1)
     assert (row["ratio_ort"], row["ratio_ort_95"]) == (ratios[1], [ratios[0], ratios[2]])
+
+
+class Answers:
+    """Stands where a Worker would: answers in turn."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), 0
+
+    def ask(self, _order):
+        self.asked += 1
+        return self.answers.pop(0)
+
+    def settle(self):
+        pass
+
+
+def read(*gbps):
+    return [{"read_gbps": g, "int8_gops": 400.0} for g in gbps]
+
+
+def test_a_turn_waits_for_bandwidth_before_and_after_it(monkeypatch):
+    monkeypatch.setattr(bench_model, "PAUSE_SECONDS", 0)
+    probe, engine_ = Answers(*read(30, 60, 49, 40, 61, 50)), Answers("spoilt", "good")
+    assert bench_model.guarded_turn(engine_, {}, probe, 50) == ("good", {"probes": read(61, 50), "dropped": 1})
+    assert probe.answers == [] and engine_.asked == 2
+    monkeypatch.setattr(bench_model, "WAIT_SECONDS", 0)
+    assert bench_model.guarded_turn(engine_, {}, Answers(*read(60)), 50) is None
+
+
+def test_row_of_turns_that_waited_for_bandwidth():
+    """Floor and bandwidth are those beside quern's own turn, and no block is discarded."""
+    turns = lambda gbps: {"quern": {"probes": read(gbps - 1, gbps + 1), "dropped": 3}, "ort": {"probes": read(90, 90), "dropped": 0}}
+    blocks = [{"turns": turns(50), "quern": [2.0], "ort": [4.0], **RSS}, {"turns": turns(100), "quern": [1.0], "ort": [5.0], **RSS}]
+    row = row_of(Cell("decode", 0, ("fp32",)), "fp32", "quern", blocks, {}, {"weights": 50_000_000, "token": 0}, 45.0)
+    assert (row["blocks"], row["discarded"], row["least_gbps"], row["probe_gbps"]) == (2, 0, 45.0, 75.0)
+    assert (row["ratio_ort"], row["pct_floor"]) == (3.5, 50.0)
+    assert row["turns"] == {name: [b["turns"][name] for b in blocks] for name in ("quern", "ort")}
+
+
+def test_bars_are_held_at_the_bandwidth_that_was_waited_for(capsys):
+    row = row_of(Cell("decode", 0, ("fp32",)), "fp32", "quern", BLOCKS[:3], {}, {"weights": 20_000_000, "token": 0})
+    where = {"cpu": "A", "family": 25, "model": 17, "date": "today", "commit": "abc"}
+    any_level = stored_row(**row | {"kv": "fp16", "threads": 2, "ratio_ort": 1.5, "machine": where})
+    upper = any_level | {"ratio_ort": 2.2, "least_gbps": 50.0}
+    rows = [upper, any_level]
+    assert last_rows(rows) == rows
+    acceptance.print_table(rows)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| decode 0 | 2 | default | bf16 | ")]
+    assert lines[0].endswith("| 2.20x (2.00-3.00) from 50 GB/s on | 3.50x | yes |") and "75 % from 50 GB/s on" in lines[1]
+    assert depth_plot.curves([any_level]) == depth_plot.curves(rows)
+    made = "\n".join(published.document(rows)["A, family 25 model 17"])
+    assert "| fp16, from 50 GB/s on | 3.00 | 2.20" in made and "| fp16 | 3.00 | 1.50" in made and "| 75 % of 10 |" in made
 
 
 def test_table_tells_reached_missed_and_not_measured(capsys):
