@@ -178,7 +178,8 @@ void Runner::set_values(int value, const ops::IntValues& values) {
   mark_readers(value);
 }
 
-// To be called where the value gets another shape, layout or known content than in the last run.
+// To be called where an input has another shape than in the last run, or a value another known content. A result of
+// another shape or layout moves what follows: everything behind it is resolved.
 void Runner::mark_readers(int value) {
   for (const Use& use : model_->ir().values[value].uses) stale_[use.node] = true;
 }
@@ -297,7 +298,6 @@ Result<void> Runner::take_output(int index, size_t j) {
     t.layout = layout;
     viewed_[v] = of;
     view_offset_[v] = offset;
-    mark_readers(v);
     moved_ = true;
     if (!payload_bytes(t)) {
       return bad_request(node.name, fmt::format("output shape {} is too large", t.shape.to_string()));

@@ -137,7 +137,7 @@ class Runner {
   std::vector<ops::View> out_views_;
 
   // By step.
-  std::vector<bool> stale_;     // reads a value with another shape, layout or known content than in the last run
+  std::vector<bool> stale_;     // is to be resolved and connected again
   std::vector<bool> computes_;  // has a result that is not a view
   std::vector<Call> calls_;
   std::vector<ops::Tensor> call_tensors_;
