@@ -53,8 +53,7 @@ def guarded_turn(worker, order, probe, least):
             time.sleep(PAUSE_SECONDS)
             before = probe.ask("go\n")
             continue
-        answer = worker.ask(order)
-        worker.settle()
+        answer = worker.turn(order)
         after = probe.ask("go\n")
         if after["read_gbps"] >= least:
             return answer, {"probes": [before, after], "dropped": dropped}
@@ -77,6 +76,36 @@ def names_of(cell, there, default_kv):
     return [name for name in wanted if name in there]
 
 
+def order_of(cell, reps, prepare):
+    return {"case": cell.case, "depth": cell.depth, "reps": reps, "prepare": prepare}
+
+
+def note(entry, cell, name, answer):
+    if answer["past"] != (cell.depth if cell.case == "decode" else 0):
+        raise Different(f"{name}: {cell.case} {cell.depth} was timed with a past that is {answer['past']} tokens long in the end")
+    entry[name], entry["rss_mb"][name] = answer["samples"], answer["rss_mb"]
+
+
+def time_block(workers, cell, names, probe, prepare):
+    entry = {"probe": probe.ask("go\n"), "rss_mb": {}}
+    for name in names:
+        note(entry, cell, name, workers[name].turn(order_of(cell, reps_of(cell), prepare)))
+    return entry
+
+
+def time_guarded_block(workers, cell, names, probe, least):
+    """Of engines whose past is there; None where the bandwidth does not come."""
+    entry = {"turns": {}, "rss_mb": {}}
+    for name in names:
+        turn = guarded_turn(workers[name], order_of(cell, reps_of(cell) // 2, False), probe, least)
+        if turn is None:
+            print(f"{cell.case} {cell.depth}: {least} GB/s did not come, a block is left out", file=sys.stderr, flush=True)
+            return None
+        answer, entry["turns"][name] = turn
+        note(entry, cell, name, answer)
+    return entry
+
+
 def time_blocks(bench, cells, threads, pair, results):
     """The cells of one pair: fresh processes that stay for all of them."""
     named = {cell: names_of(cell, bench.there, bench.default_kv) for cell in cells}
@@ -85,29 +114,18 @@ def time_blocks(bench, cells, threads, pair, results):
                for name in bench.there if any(name in names for names in named.values())}
     probe = Worker([build_folder() / "machine_probe", str(threads)], first_cores(threads))
     for cell, names in named.items():
+        least = bench.least_of(cell)
+        in_turn = names if pair % 2 == 0 else names[::-1]
+        if least is not None:  # the past is not part of a turn that may have to be made again
+            for name in in_turn:
+                workers[name].turn(order_of(cell, 1, True))
         for block in range(blocks_of(cell)):
-            least = bench.least_gbps if cell.case == "decode" else None
-            entry = {"rss_mb": {}} | ({"turns": {}} if least else {"probe": probe.ask("go\n")})
-            for name in names if pair % 2 == 0 else reversed(names):
-                order = {"case": cell.case, "depth": cell.depth, "reps": reps_of(cell), "prepare": block == 0}
-                if least:
-                    if block == 0:
-                        workers[name].ask(order | {"reps": 1})
-                        workers[name].settle()
-                    turn = guarded_turn(workers[name], order | {"reps": reps_of(cell) // 2, "prepare": False}, probe, least)
-                    if turn is None:
-                        break
-                    answer, entry["turns"][name] = turn
-                else:
-                    answer = workers[name].ask(order)
-                    workers[name].settle()
-                if answer["past"] != (cell.depth if cell.case == "decode" else 0):
-                    raise Different(f"{name}: {cell.case} {cell.depth} was timed with a past that is {answer['past']} tokens long in the end")
-                entry[name], entry["rss_mb"][name] = answer["samples"], answer["rss_mb"]
-            if len(entry["rss_mb"]) < len(names):
-                print(f"{cell.case} {cell.depth}: {least} GB/s did not come, a block is left out", file=sys.stderr, flush=True)
-                continue
-            results[cell].append(entry)
+            if least is None:
+                entry = time_block(workers, cell, in_turn, probe, block == 0)
+            else:
+                entry = time_guarded_block(workers, cell, in_turn, probe, least)
+            if entry is not None:
+                results[cell].append(entry)
     for worker in [*workers.values(), probe]:
         worker.close()
 
@@ -163,6 +181,10 @@ class Bench:
         array = Onnx(folder).array("lm_head.MatMul.weight_scales")
         self.scales = "fp32" if np.any(np.asarray(array).view(np.uint32) & 0xFFFF) else "bf16"
 
+    def least_of(self, cell):
+        """GB/s that the turns of a cell wait for, or None."""
+        return self.least_gbps if cell.case == "decode" else None
+
     def rows(self, cells, threads, whole):
         """Rows of the cells at one thread count; `whole`: those of whole runs too."""
         cells = [c for c in cells if whole or not c.whole]
@@ -180,8 +202,7 @@ class Bench:
             for kv in cell.kvs:
                 ours = quern_name(kv, self.default_kv)
                 if ours in self.there and results[cell]:
-                    least = self.least_gbps if cell.case == "decode" else None
-                    row = row_of(cell, kv, ours, results[cell], self.absent, self.footprint(kv), least)
+                    row = row_of(cell, kv, ours, results[cell], self.absent, self.footprint(kv), self.least_of(cell))
                     yield row | {"kv_default": kv == self.default_kv}
 
     def footprint(self, kv):
@@ -279,6 +300,8 @@ def parse_arguments():
         parser.error("--table measures models of its own")
     if arguments.table == "document" and not arguments.source:
         parser.error("--table document shows what is stored: --from is missing")
+    if arguments.read_gbps is not None and not arguments.read_gbps > 0:
+        parser.error(f"--read-gbps is {arguments.read_gbps}, a bandwidth is above 0")
     if arguments.model and arguments.scales != ["bf16"]:
         parser.error("--scales is for models that are made")
     return arguments

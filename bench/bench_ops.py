@@ -88,9 +88,7 @@ def measure_pair(pair, threads, isa, cells, graphs, blocks, facts):
     probe = Worker([build_folder() / "machine_probe", str(threads)], cores, cap)
 
     def ask(engine, order):
-        answer = workers[engine].ask(order)
-        workers[engine].settle()
-        return answer
+        return workers[engine].turn(order)
 
     def load(path):
         return {e: ask(e, {"load": path}) for e in ENGINES}

@@ -57,6 +57,12 @@ class Worker:
                 return
             before = now
 
+    def turn(self, order):
+        """ask(), and back to rest."""
+        answer = self.ask(order)
+        self.settle()
+        return answer
+
     def close(self):
         self.process.stdin.close()
         self.process.wait()

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from compare.engines import LLAMA_FORMS
-from compare.model_rows import Cell
+from compare.model_rows import Cell, waited
 
 DEPTHS = (0, 1024, 4096)
 LONG_PROMPT = 4096
@@ -89,16 +89,16 @@ def seen(bar, rows):
     most_threads = max(r["threads"] for r in with_value)
     row = sorted((r for r in with_value if r["threads"] == most_threads), key=lambda r: r.get("least_gbps") or 0)[-1]
     value, against = value_of(bar, row), form_of(bar, row)
-    waited = f" from {row['least_gbps']:.0f} GB/s on" if row.get("least_gbps") else ""
+    level = f" {waited(row)}".rstrip()
     if bar.against == "floor":
-        return Seen(value, waited)
+        return Seen(value, level)
     low, high = row[f"ratio_{against}_95"]
     if bar.at_most:
         value, low, high = 1 / value, 1 / high, 1 / low
     note = f"({low:.2f}-{high:.2f})" if row["blocks"] > 1 else "(one block)"
     if bar.against == "llama":
         note += "".join(f", {form} not measured" for form in LLAMA_FORMS if row[f"ratio_{form}"] is None)
-    note += waited
+    note += level
     most = row[f"{against}_ms"] * row["probe_gbps"] * 1e6 / row["bytes_read"] if bar.case == "decode" else None
     return Seen(value, note, most)
 

@@ -96,6 +96,11 @@ def read_rows(path):
         return [row for row in map(json.loads, file) if "kv" in row]
 
 
+def waited(row):
+    """"from 50 GB/s on" for a row that waited for bandwidth, else nothing."""
+    return f"from {row['least_gbps']:.0f} GB/s on" if row.get("least_gbps") else ""
+
+
 def processor(row):
     return row["machine"]["family"], row["machine"]["model"]
 
@@ -133,7 +138,7 @@ def print_rows(rows):
             ratios.append(f"{r[f'ratio_{e}']:.2f} ({interval[0]:.2f}-{interval[1]:.2f})" if interval else "-")
         print(f"{r['case']:11} {r['depth']:5} {r['threads']:3} {r['kv']:5} {r['scales']:6} {number(r[f'quern_{unit}']):>9} " +
               " ".join(f"{number(r[f'{e}_{unit}']):>10}" for e in OTHERS) + "                " +
-              " ".join(f"{t:>18}" for t in ratios) + f"  {number(r.get('pct_floor'), 0):>5}")
+              " ".join(f"{t:>18}" for t in ratios) + f"  {number(r.get('pct_floor'), 0):>5}  {waited(r)}".rstrip())
 
 
 def print_notes(rows):

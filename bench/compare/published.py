@@ -2,7 +2,7 @@
 """The tables of docs/performance.md that show whole models, made from the stored rows; a test compares them."""
 from compare import acceptance, depth_plot
 from compare.engines import LLAMA_FORMS
-from compare.model_rows import by_machine, last_rows, number
+from compare.model_rows import by_machine, last_rows, number, waited
 
 CASES = {"decode": "decode", "prefill": "prefill", "first_token": "first token", "memory": "memory"}
 OPEN_BARS = "Bars that are missed or not measured"
@@ -25,8 +25,8 @@ def columns(row, unit):
     llama = " / ".join(number(row[f"ratio_{form}"]) for form in LLAMA_FORMS)
     percent = row.get("pct_floor")
     cache = row["kv"] if row["scales"] == "bf16" else f"{row['kv']}, {row['scales']} scales"
-    if row.get("least_gbps"):
-        cache += f", from {row['least_gbps']:.0f} GB/s on"
+    if waited(row):
+        cache += f", {waited(row)}"
     return [row["depth"], row["threads"], cache, number(row[f"quern_{unit}"], 0 if unit == "mb" else 2),
             ratio(row, "ort"), ratio(row, "ort_shared"), "-" if llama == "- / -" else llama,
             "" if percent is None else f"{percent:.0f} % of {row['probe_gbps']:.0f}", f"{row['blocks']} of {row['blocks'] + row['discarded']}",

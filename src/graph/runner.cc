@@ -238,8 +238,7 @@ Result<void> Runner::resolve() {
   if (rows_) QUERN_TRY_VOID(narrow(*rows_));
   for (size_t n = 0; n < model_->steps().size(); n++) {
     const int index = static_cast<int>(n);
-    if (moved_) stale_[n] = true;
-    if (!stale_[n] || model_->steps()[n].op == nullptr) continue;
+    if (!(moved_ || stale_[n]) || model_->steps()[n].op == nullptr) continue;
     if (index == narrowed_step_) {
       const ops::Shape& full = tensors_[model_->ir().nodes[n].inputs[0]].shape;
       QUERN_TRY(narrowed_shape_, rows_of(full, *rows_));

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,7 +111,9 @@ class Answers:
         self.asked += 1
         return self.answers.pop(0)
 
-    def settle(self):
+    turn = ask
+
+    def close(self):
         pass
 
 
@@ -125,6 +128,20 @@ def test_a_turn_waits_for_bandwidth_before_and_after_it(monkeypatch):
     assert probe.answers == [] and engine_.asked == 2
     monkeypatch.setattr(bench_model, "WAIT_SECONDS", 0)
     assert bench_model.guarded_turn(engine_, {}, Answers(*read(60)), 50) is None
+
+
+def test_a_block_without_bandwidth_leaves_the_next_one_whole(block, monkeypatch):
+    """Every engine has its past before the first turn that waits, also those behind the one that waited in vain."""
+    turns = iter([None])
+    guarded = lambda worker, order, _probe, _least: next(turns, (worker.turn(order), {"probes": read(60, 60), "dropped": 0}))
+    monkeypatch.setattr(bench_model, "guarded_turn", guarded)
+    monkeypatch.setattr(bench_model, "Worker", lambda *_: Answers())
+    there, _ = engines(["quern", "ort"])
+    bench = SimpleNamespace(there=there, default_kv="fp16", folder=block, least_of=lambda _cell: 50.0)
+    results = {(cell := Cell("decode", 8, ("fp16",))): []}
+    bench_model.time_blocks(bench, [cell], 1, 0, results)
+    (entry,) = results[cell]
+    assert set(entry["turns"]) == {"quern", "ort"} and len(entry["ort"]) == bench_model.reps_of(cell) // 2
 
 
 def test_row_of_turns_that_waited_for_bandwidth():
